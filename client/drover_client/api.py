@@ -83,6 +83,19 @@ class Drover(Transport):
         """How GPU time was used, and what faults cost."""
         return cast("models.Capacity", self._get("/api/v1/capacity", {"from": from_, "to": to}))
 
+    def list_changes(
+        self,
+        *,
+        from_: datetime | str | None = None,
+        to: datetime | str | None = None,
+        nodes: Sequence[str] | None = None,
+        limit: int | None = None,
+    ) -> models.ChangeList:
+        """Starts and upgrades of agents and collectors, changes of the policy, and maintenance windows of a time."""
+        return cast(
+            "models.ChangeList", self._get("/api/v1/changes", {"from": from_, "to": to, "nodes": nodes, "limit": limit})
+        )
+
     def list_decisions(
         self,
         *,
@@ -159,11 +172,18 @@ class Drover(Transport):
             yield cast("models.Event", item)
 
     def get_fabric(
-        self, *, leaf: str | None = None, node: str | None = None, limit: int | None = None, cursor: str | None = None
+        self,
+        *,
+        leaf: str | None = None,
+        node: str | None = None,
+        at: datetime | str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
     ) -> models.Fabric:
         """Leaf switches and ports of the network."""
         return cast(
-            "models.Fabric", self._get("/api/v1/fabric", {"leaf": leaf, "node": node, "limit": limit, "cursor": cursor})
+            "models.Fabric",
+            self._get("/api/v1/fabric", {"leaf": leaf, "node": node, "at": at, "limit": limit, "cursor": cursor}),
         )
 
     def list_incidents(
@@ -181,6 +201,7 @@ class Drover(Transport):
         acknowledged: str | None = None,
         assignee: str | None = None,
         sort: str | None = None,
+        at: datetime | str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> models.IncidentList:
@@ -202,6 +223,7 @@ class Drover(Transport):
                     "acknowledged": acknowledged,
                     "assignee": assignee,
                     "sort": sort,
+                    "at": at,
                     "limit": limit,
                     "cursor": cursor,
                 },
@@ -223,6 +245,7 @@ class Drover(Transport):
         acknowledged: str | None = None,
         assignee: str | None = None,
         sort: str | None = None,
+        at: datetime | str | None = None,
     ) -> Iterator[models.Incident]:
         """Incidents, open or of a time. All pages, an item at a time."""
         for item in self._pages(
@@ -240,15 +263,16 @@ class Drover(Transport):
                 "acknowledged": acknowledged,
                 "assignee": assignee,
                 "sort": sort,
+                "at": at,
                 "limit": 1000,
             },
             "incidents",
         ):
             yield cast("models.Incident", item)
 
-    def get_incident(self, id: str) -> models.IncidentDetail:
+    def get_incident(self, id: str, *, at: datetime | str | None = None) -> models.IncidentDetail:
         """One incident with its evidence and decisions."""
-        return cast("models.IncidentDetail", self._get(f"/api/v1/incidents/{quote(id, safe='')}", {}))
+        return cast("models.IncidentDetail", self._get(f"/api/v1/incidents/{quote(id, safe='')}", {"at": at}))
 
     def note_incident(
         self,
@@ -281,23 +305,30 @@ class Drover(Transport):
         *,
         ended: bool | None = None,
         contains: str | None = None,
+        at: datetime | str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> models.JobList:
         """Jobs, those that incidents hurt first."""
         return cast(
             "models.JobList",
-            self._get("/api/v1/jobs", {"ended": ended, "contains": contains, "limit": limit, "cursor": cursor}),
+            self._get(
+                "/api/v1/jobs", {"ended": ended, "contains": contains, "at": at, "limit": limit, "cursor": cursor}
+            ),
         )
 
-    def iterate_jobs(self, *, ended: bool | None = None, contains: str | None = None) -> Iterator[models.JobRow]:
+    def iterate_jobs(
+        self, *, ended: bool | None = None, contains: str | None = None, at: datetime | str | None = None
+    ) -> Iterator[models.JobRow]:
         """Jobs, those that incidents hurt first. All pages, an item at a time."""
-        for item in self._pages("/api/v1/jobs", {"ended": ended, "contains": contains, "limit": 1000}, "jobs"):
+        for item in self._pages(
+            "/api/v1/jobs", {"ended": ended, "contains": contains, "at": at, "limit": 1000}, "jobs"
+        ):
             yield cast("models.JobRow", item)
 
-    def get_job(self, job: str, *, loss: bool | None = None) -> models.JobDetail:
+    def get_job(self, job: str, *, loss: bool | None = None, at: datetime | str | None = None) -> models.JobDetail:
         """One job: its GPUs, their values, its incidents."""
-        return cast("models.JobDetail", self._get(f"/api/v1/jobs/{quote(job, safe='')}", {"loss": loss}))
+        return cast("models.JobDetail", self._get(f"/api/v1/jobs/{quote(job, safe='')}", {"loss": loss, "at": at}))
 
     def get_layout(self, *, jobs: bool | None = None) -> models.Layout:
         """Racks, nodes and GPUs, in the picture's order."""
@@ -374,12 +405,19 @@ class Drover(Transport):
             yield cast("models.NodeRow", item)
 
     def get_node(
-        self, node: str, *, health_from: datetime | str | None = None, health_to: datetime | str | None = None
+        self,
+        node: str,
+        *,
+        health_from: datetime | str | None = None,
+        health_to: datetime | str | None = None,
+        at: datetime | str | None = None,
     ) -> models.NodeDetail:
         """One node: its GPUs, ports, values, inventory and incidents."""
         return cast(
             "models.NodeDetail",
-            self._get(f"/api/v1/nodes/{quote(node, safe='')}", {"health_from": health_from, "health_to": health_to}),
+            self._get(
+                f"/api/v1/nodes/{quote(node, safe='')}", {"health_from": health_from, "health_to": health_to, "at": at}
+            ),
         )
 
     def act_on_node(
@@ -680,9 +718,13 @@ class Drover(Transport):
         """Drover itself: agents, ingest, detection, store, receivers."""
         return cast("models.System", self._get("/api/v1/system", {}))
 
-    def get_thermals(self, *, rack: str | None = None) -> models.Thermals:
+    def get_thermals(self, *, rack: str | None = None, at: datetime | str | None = None) -> models.Thermals:
         """Temperatures by rack and slot."""
-        return cast("models.Thermals", self._get("/api/v1/thermals", {"rack": rack}))
+        return cast("models.Thermals", self._get("/api/v1/thermals", {"rack": rack, "at": at}))
+
+    def get_trend(self, *, days: int | None = None) -> models.Trend:
+        """Utilisation, power, GPU-hours lost and goodput of each of the last days."""
+        return cast("models.Trend", self._get("/api/v1/trend", {"days": days}))
 
 
 class AsyncDrover(AsyncTransport):
@@ -760,6 +802,20 @@ class AsyncDrover(AsyncTransport):
     ) -> models.Capacity:
         """How GPU time was used, and what faults cost."""
         return cast("models.Capacity", await self._get("/api/v1/capacity", {"from": from_, "to": to}))
+
+    async def list_changes(
+        self,
+        *,
+        from_: datetime | str | None = None,
+        to: datetime | str | None = None,
+        nodes: Sequence[str] | None = None,
+        limit: int | None = None,
+    ) -> models.ChangeList:
+        """Starts and upgrades of agents and collectors, changes of the policy, and maintenance windows of a time."""
+        return cast(
+            "models.ChangeList",
+            await self._get("/api/v1/changes", {"from": from_, "to": to, "nodes": nodes, "limit": limit}),
+        )
 
     async def list_decisions(
         self,
@@ -841,12 +897,18 @@ class AsyncDrover(AsyncTransport):
             yield cast("models.Event", item)
 
     async def get_fabric(
-        self, *, leaf: str | None = None, node: str | None = None, limit: int | None = None, cursor: str | None = None
+        self,
+        *,
+        leaf: str | None = None,
+        node: str | None = None,
+        at: datetime | str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
     ) -> models.Fabric:
         """Leaf switches and ports of the network."""
         return cast(
             "models.Fabric",
-            await self._get("/api/v1/fabric", {"leaf": leaf, "node": node, "limit": limit, "cursor": cursor}),
+            await self._get("/api/v1/fabric", {"leaf": leaf, "node": node, "at": at, "limit": limit, "cursor": cursor}),
         )
 
     async def list_incidents(
@@ -864,6 +926,7 @@ class AsyncDrover(AsyncTransport):
         acknowledged: str | None = None,
         assignee: str | None = None,
         sort: str | None = None,
+        at: datetime | str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> models.IncidentList:
@@ -885,6 +948,7 @@ class AsyncDrover(AsyncTransport):
                     "acknowledged": acknowledged,
                     "assignee": assignee,
                     "sort": sort,
+                    "at": at,
                     "limit": limit,
                     "cursor": cursor,
                 },
@@ -906,6 +970,7 @@ class AsyncDrover(AsyncTransport):
         acknowledged: str | None = None,
         assignee: str | None = None,
         sort: str | None = None,
+        at: datetime | str | None = None,
     ) -> AsyncIterator[models.Incident]:
         """Incidents, open or of a time. All pages, an item at a time."""
         async for item in self._pages(
@@ -923,15 +988,16 @@ class AsyncDrover(AsyncTransport):
                 "acknowledged": acknowledged,
                 "assignee": assignee,
                 "sort": sort,
+                "at": at,
                 "limit": 1000,
             },
             "incidents",
         ):
             yield cast("models.Incident", item)
 
-    async def get_incident(self, id: str) -> models.IncidentDetail:
+    async def get_incident(self, id: str, *, at: datetime | str | None = None) -> models.IncidentDetail:
         """One incident with its evidence and decisions."""
-        return cast("models.IncidentDetail", await self._get(f"/api/v1/incidents/{quote(id, safe='')}", {}))
+        return cast("models.IncidentDetail", await self._get(f"/api/v1/incidents/{quote(id, safe='')}", {"at": at}))
 
     async def note_incident(
         self,
@@ -964,25 +1030,34 @@ class AsyncDrover(AsyncTransport):
         *,
         ended: bool | None = None,
         contains: str | None = None,
+        at: datetime | str | None = None,
         limit: int | None = None,
         cursor: str | None = None,
     ) -> models.JobList:
         """Jobs, those that incidents hurt first."""
         return cast(
             "models.JobList",
-            await self._get("/api/v1/jobs", {"ended": ended, "contains": contains, "limit": limit, "cursor": cursor}),
+            await self._get(
+                "/api/v1/jobs", {"ended": ended, "contains": contains, "at": at, "limit": limit, "cursor": cursor}
+            ),
         )
 
     async def iterate_jobs(
-        self, *, ended: bool | None = None, contains: str | None = None
+        self, *, ended: bool | None = None, contains: str | None = None, at: datetime | str | None = None
     ) -> AsyncIterator[models.JobRow]:
         """Jobs, those that incidents hurt first. All pages, an item at a time."""
-        async for item in self._pages("/api/v1/jobs", {"ended": ended, "contains": contains, "limit": 1000}, "jobs"):
+        async for item in self._pages(
+            "/api/v1/jobs", {"ended": ended, "contains": contains, "at": at, "limit": 1000}, "jobs"
+        ):
             yield cast("models.JobRow", item)
 
-    async def get_job(self, job: str, *, loss: bool | None = None) -> models.JobDetail:
+    async def get_job(
+        self, job: str, *, loss: bool | None = None, at: datetime | str | None = None
+    ) -> models.JobDetail:
         """One job: its GPUs, their values, its incidents."""
-        return cast("models.JobDetail", await self._get(f"/api/v1/jobs/{quote(job, safe='')}", {"loss": loss}))
+        return cast(
+            "models.JobDetail", await self._get(f"/api/v1/jobs/{quote(job, safe='')}", {"loss": loss, "at": at})
+        )
 
     async def get_layout(self, *, jobs: bool | None = None) -> models.Layout:
         """Racks, nodes and GPUs, in the picture's order."""
@@ -1061,13 +1136,18 @@ class AsyncDrover(AsyncTransport):
             yield cast("models.NodeRow", item)
 
     async def get_node(
-        self, node: str, *, health_from: datetime | str | None = None, health_to: datetime | str | None = None
+        self,
+        node: str,
+        *,
+        health_from: datetime | str | None = None,
+        health_to: datetime | str | None = None,
+        at: datetime | str | None = None,
     ) -> models.NodeDetail:
         """One node: its GPUs, ports, values, inventory and incidents."""
         return cast(
             "models.NodeDetail",
             await self._get(
-                f"/api/v1/nodes/{quote(node, safe='')}", {"health_from": health_from, "health_to": health_to}
+                f"/api/v1/nodes/{quote(node, safe='')}", {"health_from": health_from, "health_to": health_to, "at": at}
             ),
         )
 
@@ -1370,6 +1450,10 @@ class AsyncDrover(AsyncTransport):
         """Drover itself: agents, ingest, detection, store, receivers."""
         return cast("models.System", await self._get("/api/v1/system", {}))
 
-    async def get_thermals(self, *, rack: str | None = None) -> models.Thermals:
+    async def get_thermals(self, *, rack: str | None = None, at: datetime | str | None = None) -> models.Thermals:
         """Temperatures by rack and slot."""
-        return cast("models.Thermals", await self._get("/api/v1/thermals", {"rack": rack}))
+        return cast("models.Thermals", await self._get("/api/v1/thermals", {"rack": rack, "at": at}))
+
+    async def get_trend(self, *, days: int | None = None) -> models.Trend:
+        """Utilisation, power, GPU-hours lost and goodput of each of the last days."""
+        return cast("models.Trend", await self._get("/api/v1/trend", {"days": days}))

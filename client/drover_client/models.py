@@ -182,6 +182,13 @@ Capacity = TypedDict(
     },
 )
 
+Change = TypedDict("Change", {"from": "str | None", "to": "str | None", "kind": str, "text": str, "nodes": int})
+
+
+class ChangeList(TypedDict):
+    changes: list[Change]
+    total: int
+
 
 class Decision(TypedDict):
     id: str
@@ -781,6 +788,7 @@ class NodeDetail(TypedDict):
     conditions: list[NodeCondition]
     conditions_well: int
     conditions_read: str | None
+    absent: list[str]
 
 
 class NodeHeat(TypedDict):
@@ -1370,6 +1378,24 @@ class Thermals(TypedDict):
     nodes: list[NodeHeat]
     absent: list[str]
     held_known: int | None
+
+
+class Trend(TypedDict):
+    days: list[TrendDay]
+    pending: int
+
+
+TrendDay = TypedDict(
+    "TrendDay",
+    {
+        "from": "str | None",
+        "util_ratio": "float | None",
+        "power_w": "float | None",
+        "gpu_hours_lost": "float | None",
+        "goodput": "float | None",
+        "pending": bool,
+    },
+)
 
 
 class TroubledNode(TypedDict):

@@ -199,6 +199,9 @@ class FleetClient:
             deadline_s: if not `method.page_s`.
             fresh_s: if not `method.fresh_s`.
         """
+        at_ms = _moment()
+        if at_ms and "at_ms" in request.DESCRIPTOR.fields_by_name:
+            request, key = _of_then(request, at_ms), None if key is None else (key, at_ms)
         name = (method.name, request.SerializeToString(deterministic=True) if key is None else key)
         deadline_s = method.page_s if deadline_s is None else deadline_s
         fresh_s = method.fresh_s if fresh_s is None else fresh_s
@@ -221,7 +224,12 @@ class FleetClient:
         return self._keep(name, value, asked_ms, deadline_s)
 
     def act(self, method: FleetMethod[Q, R], request: Q) -> Answer[R]:
-        """Do what a person asks, now. Pages that draw themselves next ask again: what they had is from before it."""
+        """Do what a person asks, now. Pages that draw themselves next ask again: what they had is from before it.
+
+        On a page of the past nothing is done: a person who presses there looks at what stood then.
+        """
+        if _moment():
+            return Answer(None, 0, Trouble("not done", "this page shows the past", "go back to now", self._now_ms()))
         try:
             return self.ask(method, request, (request.SerializeToString(deterministic=True), self._now_ms()))
         finally:
@@ -251,7 +259,7 @@ class FleetClient:
         request = pb.ListIncidentsRequest(**wanted)
         key = (request.SerializeToString(deterministic=True), since_days)
         if since_days:
-            request.since_ms = self._now_ms() - round(since_days * 86_400_000)
+            request.since_ms = (_moment() or self._now_ms()) - round(since_days * 86_400_000)
         return self.ask(methods.LIST_INCIDENTS, request, key)
 
     def incident(self, incident_id: str) -> Answer[pb.IncidentDetail]:
@@ -409,6 +417,7 @@ def _trouble_of(who: str, error: grpc.RpcError, asked_ms: int, deadline_s: float
 
 _shared: Callable[[], FleetClient] | None = None
 _named: Callable[[], str] = str
+_moment: Callable[[], int] = int  # returns 0: now
 
 
 def share(client: FleetClient) -> None:
@@ -420,6 +429,24 @@ def share_choice(choose: Callable[[], FleetClient], named: Callable[[], str]) ->
     """Let `choose` say which client the page that runs now uses, and `named` the name of its cluster ("": none)."""
     global _shared, _named
     _shared, _named = choose, named
+
+
+def share_moment(moment: Callable[[], int]) -> None:
+    """Let `moment` say what moment, ms, the page that runs now shows; 0: now."""
+    global _moment
+    _moment = moment
+
+
+def moment_ms() -> int:
+    """Return the moment that the page shows, ms; 0: now."""
+    return _moment()
+
+
+def _of_then(request: Q, at_ms: int) -> Q:
+    made = type(request)()
+    made.CopyFrom(request)
+    made.at_ms = at_ms  # type: ignore[attr-defined]  # the caller has looked for it
+    return made
 
 
 def fleet() -> FleetClient:

@@ -185,6 +185,20 @@ SEARCH = FleetMethod(
     fresh_s=2.0,
 )  # fmt: skip
 
+GET_PLAYBACK = FleetMethod(
+    "GetPlayback", pb.PlaybackRequest, pb.Playback, READERS,
+    "How the fleet looked at moments of the past: each GPU's health, or a metric.", page_s=15.0, fresh_s=60.0,
+)  # fmt: skip
+LIST_CHANGES = FleetMethod(
+    "ListChanges", pb.ChangesRequest, pb.ChangeList, READERS,
+    "Starts and upgrades of agents and collectors, changes of the policy, and maintenance windows of a time.",
+    fresh_s=10.0,
+)  # fmt: skip
+GET_TREND = FleetMethod(
+    "GetTrend", pb.TrendRequest, pb.Trend, READERS,
+    "Utilisation, power, GPU-hours lost and goodput of each of the last days.", page_s=30.0, fresh_s=60.0,
+)  # fmt: skip
+
 METHODS: Mapping[str, FleetMethod[Any, Any]] = {
     each.name: each for each in list(globals().values()) if isinstance(each, FleetMethod)
 }

@@ -607,21 +607,25 @@ class NodeRequest(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     HEALTH_FROM_MS_FIELD_NUMBER: _builtins.int
     HEALTH_TO_MS_FIELD_NUMBER: _builtins.int
+    AT_MS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     health_from_ms: _builtins.int
     """changes of health from then on; 0: none are sent"""
     health_to_ms: _builtins.int
     """until then; 0: until now"""
+    at_ms: _builtins.int
+    """as it stood then, from the store; 0: now"""
     def __init__(
         self,
         *,
         node: _builtins.str = ...,
         health_from_ms: _builtins.int = ...,
         health_to_ms: _builtins.int = ...,
+        at_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["health_from_ms", b"health_from_ms", "health_to_ms", b"health_to_ms", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "health_from_ms", b"health_from_ms", "health_to_ms", b"health_to_ms", "node", b"node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -663,6 +667,7 @@ class NodeDetail(_message.Message):
     CONDITIONS_FIELD_NUMBER: _builtins.int
     CONDITIONS_WELL_FIELD_NUMBER: _builtins.int
     CONDITIONS_READ_MS_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
     conditions_well: _builtins.int
     """how many of them are well"""
     conditions_read_ms: _builtins.int
@@ -699,6 +704,10 @@ class NodeDetail(_message.Message):
     def conditions(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeCondition]:
         """that others write in Kubernetes, but those that are well"""
 
+    @_builtins.property
+    def absent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """with `at_ms`: what is not known of then, a sentence each"""
+
     def __init__(
         self,
         *,
@@ -714,10 +723,11 @@ class NodeDetail(_message.Message):
         conditions: _abc.Iterable[Global___NodeCondition] | None = ...,
         conditions_well: _builtins.int = ...,
         conditions_read_ms: _builtins.int = ...,
+        absent: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["row", b"row"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conditions", b"conditions", "conditions_read_ms", b"conditions_read_ms", "conditions_well", b"conditions_well", "events_json", b"events_json", "gpus", b"gpus", "health", b"health", "incident_ids", b"incident_ids", "inventory", b"inventory", "inventory_peers", b"inventory_peers", "links", b"links", "row", b"row", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "conditions", b"conditions", "conditions_read_ms", b"conditions_read_ms", "conditions_well", b"conditions_well", "events_json", b"events_json", "gpus", b"gpus", "health", b"health", "incident_ids", b"incident_ids", "inventory", b"inventory", "inventory_peers", b"inventory_peers", "links", b"links", "row", b"row", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -958,6 +968,7 @@ class ListIncidentsRequest(_message.Message):
     ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     ASSIGNEE_FIELD_NUMBER: _builtins.int
     SORT_FIELD_NUMBER: _builtins.int
+    AT_MS_FIELD_NUMBER: _builtins.int
     state: _builtins.str
     """open (default), closed, all"""
     since_ms: _builtins.int
@@ -981,6 +992,8 @@ class ListIncidentsRequest(_message.Message):
     assignee: _builtins.str
     sort: _builtins.str
     """worst (default), newest, oldest, longest, lost (GPU-hours)"""
+    at_ms: _builtins.int
+    """as it stood then, from the store; 0: now"""
     def __init__(
         self,
         *,
@@ -997,10 +1010,11 @@ class ListIncidentsRequest(_message.Message):
         acknowledged: _builtins.str = ...,
         assignee: _builtins.str = ...,
         sort: _builtins.str = ...,
+        at_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "assignee", b"assignee", "job", b"job", "kind", b"kind", "limit", b"limit", "min_severity", b"min_severity", "node", b"node", "rack", b"rack", "silenced", b"silenced", "since_ms", b"since_ms", "sort", b"sort", "state", b"state", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "assignee", b"assignee", "at_ms", b"at_ms", "job", b"job", "kind", b"kind", "limit", b"limit", "min_severity", b"min_severity", "node", b"node", "rack", b"rack", "silenced", b"silenced", "since_ms", b"since_ms", "sort", b"sort", "state", b"state", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1367,16 +1381,20 @@ class IncidentRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
+    AT_MS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """an id or an unambiguous beginning of one"""
+    at_ms: _builtins.int
+    """as it stood then, from the store; 0: now"""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
+        at_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "id", b"id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3003,22 +3021,26 @@ class ListJobsRequest(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     CONTAINS_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    AT_MS_FIELD_NUMBER: _builtins.int
     ended: _builtins.bool
     """those that ended in the last 24 h too"""
     contains: _builtins.str
     """part of a job's name"""
     limit: _builtins.int
     """0: 200"""
+    at_ms: _builtins.int
+    """as it stood then, from the store; 0: now"""
     def __init__(
         self,
         *,
         ended: _builtins.bool = ...,
         contains: _builtins.str = ...,
         limit: _builtins.int = ...,
+        at_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["contains", b"contains", "ended", b"ended", "limit", b"limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "contains", b"contains", "ended", b"ended", "limit", b"limit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3276,18 +3298,22 @@ class JobRequest(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    AT_MS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     loss: _builtins.bool
     """also what it lost, and whose fault that is: it is read from the rollups, so it takes longer"""
+    at_ms: _builtins.int
+    """as it stood then, from the store; 0: now"""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         loss: _builtins.bool = ...,
+        at_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "loss", b"loss"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "job", b"job", "loss", b"loss"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3785,22 +3811,26 @@ class FabricRequest(_message.Message):
     LEAF_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    AT_MS_FIELD_NUMBER: _builtins.int
     leaf: _builtins.str
     """with its ports"""
     node: _builtins.str
     """with its ports and NVLinks"""
     limit: _builtins.int
     """leafs; 0: 200"""
+    at_ms: _builtins.int
+    """as it stood then, from the store; 0: now"""
     def __init__(
         self,
         *,
         leaf: _builtins.str = ...,
         node: _builtins.str = ...,
         limit: _builtins.int = ...,
+        at_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leaf", b"leaf", "limit", b"limit", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "leaf", b"leaf", "limit", b"limit", "node", b"node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4051,16 +4081,20 @@ class ThermalsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RACK_FIELD_NUMBER: _builtins.int
+    AT_MS_FIELD_NUMBER: _builtins.int
     rack: _builtins.str
     """with its nodes"""
+    at_ms: _builtins.int
+    """as it stood then, from the store; 0: now"""
     def __init__(
         self,
         *,
         rack: _builtins.str = ...,
+        at_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rack", b"rack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "rack", b"rack"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -6765,3 +6799,323 @@ class SearchHit(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu) -> _WhichOneofReturnType__gpu | None: ...
 
 Global___SearchHit: _TypeAlias = SearchHit  # noqa: Y015
+
+@_typing.final
+class PlaybackRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COLOR_BY_FIELD_NUMBER: _builtins.int
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    TO_MS_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
+    color_by: _builtins.str
+    """"health" (default) or a GPU metric of the catalog"""
+    from_ms: _builtins.int
+    """the first frame; 0: one frame, at `to_ms`"""
+    to_ms: _builtins.int
+    """the last frame"""
+    frames: _builtins.int
+    """at most 60; 0: as many as are a minute apart"""
+    def __init__(
+        self,
+        *,
+        color_by: _builtins.str = ...,
+        from_ms: _builtins.int = ...,
+        to_ms: _builtins.int = ...,
+        frames: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["color_by", b"color_by", "frames", b"frames", "from_ms", b"from_ms", "to_ms", b"to_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlaybackRequest: _TypeAlias = PlaybackRequest  # noqa: Y015
+
+@_typing.final
+class Playback(_message.Message):
+    """How the fleet looked at several moments of the past: the picture's cells, one byte per GPU in layout order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class GpusByHealthEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LAYOUT_VERSION_FIELD_NUMBER: _builtins.int
+    FRAMES_MS_FIELD_NUMBER: _builtins.int
+    LEGEND_FIELD_NUMBER: _builtins.int
+    GPUS_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    UNIT_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
+    GPUS_BY_HEALTH_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
+    GPUS_HELD_FIELD_NUMBER: _builtins.int
+    layout_version: _builtins.str
+    gpus: _builtins.int
+    frames: _builtins.bytes
+    """gzip. For each moment the cells by health, padded to 4 bytes; after them, with a metric, for each moment its cells
+    on one scale (0: not known), padded too.
+    """
+    low: _builtins.float
+    """with a metric: what the cells 1 and 255 stand for"""
+    high: _builtins.float
+    unit: _builtins.str
+    known: _builtins.bool
+    """with a metric: some GPU has a value"""
+    jobs: _builtins.int
+    """that held GPUs then"""
+    gpus_held: _builtins.int
+    """by them"""
+    @_builtins.property
+    def frames_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def legend(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def gpus_by_health(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """in the last frame"""
+
+    @_builtins.property
+    def absent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what is not known of that time, a sentence each"""
+
+    def __init__(
+        self,
+        *,
+        layout_version: _builtins.str = ...,
+        frames_ms: _abc.Iterable[_builtins.int] | None = ...,
+        legend: _abc.Iterable[_builtins.str] | None = ...,
+        gpus: _builtins.int = ...,
+        frames: _builtins.bytes = ...,
+        low: _builtins.float = ...,
+        high: _builtins.float = ...,
+        unit: _builtins.str = ...,
+        known: _builtins.bool = ...,
+        gpus_by_health: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        absent: _abc.Iterable[_builtins.str] | None = ...,
+        jobs: _builtins.int = ...,
+        gpus_held: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "frames", b"frames", "frames_ms", b"frames_ms", "gpus", b"gpus", "gpus_by_health", b"gpus_by_health", "gpus_held", b"gpus_held", "high", b"high", "jobs", b"jobs", "known", b"known", "layout_version", b"layout_version", "legend", b"legend", "low", b"low", "unit", b"unit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Playback: _TypeAlias = Playback  # noqa: Y015
+
+@_typing.final
+class ChangesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    TO_MS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    from_ms: _builtins.int
+    to_ms: _builtins.int
+    limit: _builtins.int
+    """0: 200"""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what happened to one of these or to the collector; empty: all"""
+
+    def __init__(
+        self,
+        *,
+        from_ms: _builtins.int = ...,
+        to_ms: _builtins.int = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_ms", b"from_ms", "limit", b"limit", "nodes", b"nodes", "to_ms", b"to_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangesRequest: _TypeAlias = ChangesRequest  # noqa: Y015
+
+@_typing.final
+class ChangeList(_message.Message):
+    """Work on Drover itself and planned work on nodes: what to suspect first when something changed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    total: _builtins.int
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Change]:
+        """oldest first; of very many the newest"""
+
+    def __init__(
+        self,
+        *,
+        changes: _abc.Iterable[Global___Change] | None = ...,
+        total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeList: _TypeAlias = ChangeList  # noqa: Y015
+
+@_typing.final
+class Change(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    TO_MS_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    from_ms: _builtins.int
+    to_ms: _builtins.int
+    """the same: a moment"""
+    kind: _builtins.str
+    """collector, agent, maintenance, policy"""
+    text: _builtins.str
+    """a sentence"""
+    nodes: _builtins.int
+    """whose agents started, or that the window names; 0: the collector, or not by name"""
+    def __init__(
+        self,
+        *,
+        from_ms: _builtins.int = ...,
+        to_ms: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        text: _builtins.str = ...,
+        nodes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_ms", b"from_ms", "kind", b"kind", "nodes", b"nodes", "text", b"text", "to_ms", b"to_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Change: _TypeAlias = Change  # noqa: Y015
+
+@_typing.final
+class TrendRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DAYS_FIELD_NUMBER: _builtins.int
+    days: _builtins.int
+    """0: 30, at most 35"""
+    def __init__(
+        self,
+        *,
+        days: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["days", b"days"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrendRequest: _TypeAlias = TrendRequest  # noqa: Y015
+
+@_typing.final
+class Trend(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DAYS_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
+    pending: _builtins.int
+    """days that are not counted yet: ask again"""
+    @_builtins.property
+    def days(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrendDay]:
+        """UTC, oldest first; the last one is today, up to now"""
+
+    def __init__(
+        self,
+        *,
+        days: _abc.Iterable[Global___TrendDay] | None = ...,
+        pending: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["days", b"days", "pending", b"pending"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Trend: _TypeAlias = Trend  # noqa: Y015
+
+@_typing.final
+class TrendDay(_message.Message):
+    """A figure that is not known is absent, never 0."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    UTIL_RATIO_FIELD_NUMBER: _builtins.int
+    POWER_W_FIELD_NUMBER: _builtins.int
+    GPU_HOURS_LOST_FIELD_NUMBER: _builtins.int
+    GOODPUT_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
+    from_ms: _builtins.int
+    util_ratio: _builtins.float
+    """mean of all GPUs that report"""
+    power_w: _builtins.float
+    """of all GPUs that report, mean over the day"""
+    gpu_hours_lost: _builtins.float
+    """of what jobs held: waiting, lost, restarting and repeated"""
+    goodput: _builtins.float
+    """useful / held"""
+    pending: _builtins.bool
+    """not counted yet"""
+    def __init__(
+        self,
+        *,
+        from_ms: _builtins.int = ...,
+        util_ratio: _builtins.float | None = ...,
+        power_w: _builtins.float | None = ...,
+        gpu_hours_lost: _builtins.float | None = ...,
+        goodput: _builtins.float | None = ...,
+        pending: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_goodput", b"_goodput", "_gpu_hours_lost", b"_gpu_hours_lost", "_power_w", b"_power_w", "_util_ratio", b"_util_ratio", "goodput", b"goodput", "gpu_hours_lost", b"gpu_hours_lost", "power_w", b"power_w", "util_ratio", b"util_ratio"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_goodput", b"_goodput", "_gpu_hours_lost", b"_gpu_hours_lost", "_power_w", b"_power_w", "_util_ratio", b"_util_ratio", "from_ms", b"from_ms", "goodput", b"goodput", "gpu_hours_lost", b"gpu_hours_lost", "pending", b"pending", "power_w", b"power_w", "util_ratio", b"util_ratio"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__goodput: _TypeAlias = _typing.Literal["goodput"]  # noqa: Y015
+    _WhichOneofArgType__goodput: _TypeAlias = _typing.Literal["_goodput", b"_goodput"]  # noqa: Y015
+    _WhichOneofReturnType__gpu_hours_lost: _TypeAlias = _typing.Literal["gpu_hours_lost"]  # noqa: Y015
+    _WhichOneofArgType__gpu_hours_lost: _TypeAlias = _typing.Literal["_gpu_hours_lost", b"_gpu_hours_lost"]  # noqa: Y015
+    _WhichOneofReturnType__power_w: _TypeAlias = _typing.Literal["power_w"]  # noqa: Y015
+    _WhichOneofArgType__power_w: _TypeAlias = _typing.Literal["_power_w", b"_power_w"]  # noqa: Y015
+    _WhichOneofReturnType__util_ratio: _TypeAlias = _typing.Literal["util_ratio"]  # noqa: Y015
+    _WhichOneofArgType__util_ratio: _TypeAlias = _typing.Literal["_util_ratio", b"_util_ratio"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__goodput) -> _WhichOneofReturnType__goodput | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_hours_lost) -> _WhichOneofReturnType__gpu_hours_lost | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__power_w) -> _WhichOneofReturnType__power_w | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__util_ratio) -> _WhichOneofReturnType__util_ratio | None: ...
+
+Global___TrendDay: _TypeAlias = TrendDay  # noqa: Y015

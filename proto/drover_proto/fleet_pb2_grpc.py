@@ -239,6 +239,21 @@ class FleetStub:
                 request_serializer=drover__proto_dot_fleet__pb2.SimilarRequest.SerializeToString,
                 response_deserializer=drover__proto_dot_fleet__pb2.SimilarList.FromString,
                 _registered_method=True)
+        self.GetPlayback = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/GetPlayback',
+                request_serializer=drover__proto_dot_fleet__pb2.PlaybackRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.Playback.FromString,
+                _registered_method=True)
+        self.ListChanges = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/ListChanges',
+                request_serializer=drover__proto_dot_fleet__pb2.ChangesRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.ChangeList.FromString,
+                _registered_method=True)
+        self.GetTrend = channel.unary_unary(
+                '/drover.fleet.v1.Fleet/GetTrend',
+                request_serializer=drover__proto_dot_fleet__pb2.TrendRequest.SerializeToString,
+                response_deserializer=drover__proto_dot_fleet__pb2.Trend.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -500,6 +515,24 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetPlayback(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListChanges(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetTrend(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -707,6 +740,21 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.ListSimilar,
                     request_deserializer=drover__proto_dot_fleet__pb2.SimilarRequest.FromString,
                     response_serializer=drover__proto_dot_fleet__pb2.SimilarList.SerializeToString,
+            ),
+            'GetPlayback': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPlayback,
+                    request_deserializer=drover__proto_dot_fleet__pb2.PlaybackRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.Playback.SerializeToString,
+            ),
+            'ListChanges': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListChanges,
+                    request_deserializer=drover__proto_dot_fleet__pb2.ChangesRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.ChangeList.SerializeToString,
+            ),
+            'GetTrend': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTrend,
+                    request_deserializer=drover__proto_dot_fleet__pb2.TrendRequest.FromString,
+                    response_serializer=drover__proto_dot_fleet__pb2.Trend.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1816,6 +1864,87 @@ class Fleet:
             '/drover.fleet.v1.Fleet/ListSimilar',
             drover__proto_dot_fleet__pb2.SimilarRequest.SerializeToString,
             drover__proto_dot_fleet__pb2.SimilarList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPlayback(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/GetPlayback',
+            drover__proto_dot_fleet__pb2.PlaybackRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.Playback.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListChanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/ListChanges',
+            drover__proto_dot_fleet__pb2.ChangesRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.ChangeList.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTrend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drover.fleet.v1.Fleet/GetTrend',
+            drover__proto_dot_fleet__pb2.TrendRequest.SerializeToString,
+            drover__proto_dot_fleet__pb2.Trend.FromString,
             options,
             channel_credentials,
             insecure,

@@ -82,6 +82,9 @@ class FleetStub:
     NoteIncident: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.IncidentNoteAsk, _fleet_pb2.IncidentNoteReply]
     """operators only"""
     ListSimilar: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.SimilarRequest, _fleet_pb2.SimilarList]
+    GetPlayback: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.PlaybackRequest, _fleet_pb2.Playback]
+    ListChanges: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ChangesRequest, _fleet_pb2.ChangeList]
+    GetTrend: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.TrendRequest, _fleet_pb2.Trend]
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
@@ -137,6 +140,9 @@ class FleetAsyncStub(FleetStub):
     NoteIncident: _aio.UnaryUnaryMultiCallable[_fleet_pb2.IncidentNoteAsk, _fleet_pb2.IncidentNoteReply]  # type: ignore[assignment]
     """operators only"""
     ListSimilar: _aio.UnaryUnaryMultiCallable[_fleet_pb2.SimilarRequest, _fleet_pb2.SimilarList]  # type: ignore[assignment]
+    GetPlayback: _aio.UnaryUnaryMultiCallable[_fleet_pb2.PlaybackRequest, _fleet_pb2.Playback]  # type: ignore[assignment]
+    ListChanges: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ChangesRequest, _fleet_pb2.ChangeList]  # type: ignore[assignment]
+    GetTrend: _aio.UnaryUnaryMultiCallable[_fleet_pb2.TrendRequest, _fleet_pb2.Trend]  # type: ignore[assignment]
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -435,5 +441,26 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.SimilarRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.SimilarList, _abc.Awaitable[_fleet_pb2.SimilarList]]: ...
+
+    @_abc_1.abstractmethod
+    def GetPlayback(
+        self,
+        request: _fleet_pb2.PlaybackRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.Playback, _abc.Awaitable[_fleet_pb2.Playback]]: ...
+
+    @_abc_1.abstractmethod
+    def ListChanges(
+        self,
+        request: _fleet_pb2.ChangesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.ChangeList, _abc.Awaitable[_fleet_pb2.ChangeList]]: ...
+
+    @_abc_1.abstractmethod
+    def GetTrend(
+        self,
+        request: _fleet_pb2.TrendRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.Trend, _abc.Awaitable[_fleet_pb2.Trend]]: ...
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

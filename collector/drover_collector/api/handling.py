@@ -13,6 +13,13 @@ from drover_proto import fleet_pb2 as pb
 
 def handlings(facts: ApiSnapshot) -> Mapping[str, Handling]:
     """Return how incidents are handled, by id. A standby reads what the active collector has stored."""
+    if facts.is_past:  # by what had been noted then
+        upto_ms = facts.now_ms()
+
+        def noted() -> Mapping[str, Handling]:
+            return by_incident(line for line in facts.store.audit.notes() if line.ts_ms <= upto_ms)
+
+        return facts.once("notes", SHORT_S, noted)
     if facts.pipeline.leading:
         return facts.pipeline.outbox.notes.all()
     return facts.once("notes", SHORT_S, lambda: by_incident(facts.store.audit.notes()))

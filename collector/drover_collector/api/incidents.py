@@ -41,6 +41,7 @@ AROUND_EVENTS = 200
 AROUND_NODES = 20  # of a large incident; the first ones show what happened
 BEFORE_MS = 600_000
 AFTER_MS = 60_000
+FAR_MS = 2**62
 SILENCED = ("", "no", "only")
 SORTS: Mapping[str, Callable[[Incident], Any]] = {
     "worst": worst_first,
@@ -122,23 +123,24 @@ def get_incident(facts: ApiSnapshot, request: pb.IncidentRequest, may_answer: bo
     node, gpu = incident.members[0] if incident.members else (incident.node, incident.gpu)
     health = ""
     if node in facts.index.node_number:
-        health = str(facts.pipeline.engine.health_of(node, gpu)[0])
+        health = str(facts.health_of(node, gpu)[0])
+    upto_ms = facts.now_ms() if facts.is_past else FAR_MS
     rows = sorted(store.outbox.of_incidents(incident.id), key=lambda r: r.created_ms)
     silence = _silence_of(facts, incident)
     handling = handlings(facts).get(incident.id)
     return pb.IncidentDetail(
         incident_json=to_json(incident),
-        decisions_json=[to_json(d) for d in store.decisions.of_incident(incident.id)],
+        decisions_json=[to_json(d) for d in store.decisions.of_incident(incident.id) if d.ts_ms <= upto_ms],
         events_json=[to_json(e) for e in _events_around(facts, incident)],
-        notifications=[describe(row) for row in rows],
+        notifications=[] if facts.is_past else [describe(row) for row in rows],
         health=health,
         health_history=_health_history(facts, incident),
-        actions_json=[to_json(a) for a in store.actions.newest(incident=incident.id)],
-        duties_json=[to_json(d) for d in _duties(facts, incident)],
-        audit_json=[to_json(a) for a in store.audit.read(subject=incident.id)],
-        probe_orders_json=[to_json(o) for o in _orders(facts, incident)],
-        probe_verdicts_json=[to_json(v) for v in _verdicts(facts, incident)],
-        may_answer=may_answer,
+        actions_json=[to_json(a) for a in store.actions.newest(incident=incident.id) if a.ts_ms <= upto_ms],
+        duties_json=[to_json(d) for d in _duties(facts, incident) if d.ts_ms <= upto_ms],
+        audit_json=[to_json(a) for a in store.audit.read(subject=incident.id) if a.ts_ms <= upto_ms],
+        probe_orders_json=[to_json(o) for o in _orders(facts, incident) if o.ts_ms <= upto_ms],
+        probe_verdicts_json=[to_json(v) for v in _verdicts(facts, incident) if v.ts_ms <= upto_ms],
+        may_answer=may_answer and not facts.is_past,
         silenced="" if silence is None else _silenced(silence),
         silence=None if silence is None else _note(silence, incident.id),
         handling=None if handling is None else handling_message(handling, incident),
@@ -147,7 +149,7 @@ def get_incident(facts: ApiSnapshot, request: pb.IncidentRequest, may_answer: bo
 
 def _silence_of(facts: ApiSnapshot, incident: Incident) -> Silence | None:
     """The silence that holds back the notifications of an open incident."""
-    if incident.closed_ms is not None:
+    if incident.closed_ms is not None or facts.is_past:  # silences are of now
         return None
     return facts.pipeline.outbox.silences.of(incident, facts.now_ms())
 
@@ -219,9 +221,15 @@ def list_events(facts: ApiSnapshot, request: pb.EventsRequest) -> pb.EventList:
     return pb.EventList(events_json=[to_json(e) for e in events])
 
 
+def _until(facts: ApiSnapshot, incident: Incident) -> int:
+    """Return up to when what happened around an incident is shown."""
+    until_ms = (incident.closed_ms or facts.now_ms()) + AFTER_MS
+    return min(until_ms, facts.now_ms() + 1) if facts.is_past else until_ms
+
+
 def _health_history(facts: ApiSnapshot, incident: Incident) -> list[str]:
     """Changes of the members' health from shortly before the incident on, oldest first."""
-    from_ms, to_ms = incident.since_ms - BEFORE_MS, (incident.closed_ms or facts.now_ms()) + AFTER_MS
+    from_ms, to_ms = incident.since_ms - BEFORE_MS, _until(facts, incident)
     changes = [
         change
         for node, gpu in incident.members[:AROUND_NODES]
@@ -237,7 +245,7 @@ def _health_history(facts: ApiSnapshot, incident: Incident) -> list[str]:
 def _events_around(facts: ApiSnapshot, incident: Incident) -> list[Event]:
     """Events of the members' nodes that name a member GPU or none, newest first."""
     from_ms = incident.since_ms - BEFORE_MS
-    to_ms = (incident.closed_ms or facts.now_ms()) + AFTER_MS
+    to_ms = _until(facts, incident)
     slots: dict[str, set[int | None]] = {}
     for node, gpu in incident.members:
         slots.setdefault(node, set()).add(gpu)

@@ -93,7 +93,7 @@ def _gpu(facts: ApiSnapshot, g: int, worst: Incident | None, places: JobPlaces |
     node, slot = facts.index.member(g)
     rank = places.places.get(g) if places is not None else None
     return pb.JobGpu(
-        node=node, gpu=slot, health=facts.pipeline.engine.health_of(node, slot)[0],
+        node=node, gpu=slot, health=facts.health_of(node, slot)[0],
         incident=worst.id if worst else "", place=words([rank]) if rank is not None else "",
     )  # fmt: skip
 

@@ -73,7 +73,8 @@ def _running(facts: ApiSnapshot) -> dict[str, Running]:
 def ended(facts: ApiSnapshot) -> dict[str, JobSpan]:
     """Of the last day, by name."""
     now_ms = facts.now_ms()
-    spans = facts.once("ended jobs", SINCE_S, lambda: facts.store.jobs.ended(now_ms - ENDED_MS, now_ms + DAY_MS))
+    upto_ms = now_ms if facts.is_past else now_ms + DAY_MS
+    spans = facts.once("ended jobs", SINCE_S, lambda: facts.store.jobs.ended(now_ms - ENDED_MS, upto_ms))
     return {span.job: span for span in spans}
 
 

@@ -70,6 +70,16 @@ def get_ledger(facts: ApiSnapshot, request: pb.LedgerRequest) -> pb.Ledger:
     return reply
 
 
+def day_total(facts: ApiSnapshot, from_ms: int, to_ms: int) -> pb.LedgerRow:
+    """Return the total of a time. It is not kept: a day of a large fleet takes much memory.
+
+    Raises:
+        RefusalError: another report is being made.
+    """
+    made = _make(facts, from_ms, to_ms)
+    return make_message(facts.index, made.facts, made.account, prices(facts), Asked(None, 1)).total
+
+
 def prices(facts: ApiSnapshot) -> Prices:
     cost = facts.config.cost
     return Prices(

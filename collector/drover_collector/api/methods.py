@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from drover_collector.api import (
     actions,
     capacity,
+    changes,
     decisions,
     export,
     fabric,
@@ -25,6 +26,8 @@ from drover_collector.api import (
     jobs,
     ledger,
     nodes,
+    past_node,
+    playback,
     probes,
     reporting,
     search,
@@ -33,7 +36,9 @@ from drover_collector.api import (
     store,
     system,
     thermals,
+    trend,
 )
+from drover_collector.api.moment import Moment, of_then
 from drover_collector.api.snapshot import ApiSnapshot
 from drover_collector.auth.identity import Identity
 from drover_proto import fleet_methods as wire
@@ -90,14 +95,20 @@ def _table(*rpcs: Rpc[Any, Any]) -> Mapping[str, Rpc[Any, Any]]:
     return found
 
 
+def _node(call: Call[Any]) -> Any:
+    if isinstance(call.facts, Moment):
+        return past_node.get_node(call.facts, call.request, call.may_answer)
+    return nodes.get_node(call.facts, call.request, call.may_answer)
+
+
 METHODS = _table(
     Rpc(wire.GET_STATUS, lambda call: fleet.get_status(call.facts)),
     Rpc(wire.GET_LAYOUT, lambda call: fleet.get_layout(call.facts, call.request.jobs)),
     Rpc(wire.GET_PICTURE, lambda call: fleet.get_picture(call.facts, call.request.color_by, call.request.packed)),
     Rpc(wire.LIST_NODES, lambda call: nodes.list_nodes(call.facts, call.request)),
-    Rpc(wire.GET_NODE, lambda call: nodes.get_node(call.facts, call.request, call.may_answer)),
-    Rpc(wire.LIST_INCIDENTS, lambda call: incidents.list_incidents(call.facts, call.request)),
-    Rpc(wire.GET_INCIDENT, lambda call: incidents.get_incident(call.facts, call.request, call.may_answer)),
+    Rpc(wire.GET_NODE, of_then(_node)),
+    Rpc(wire.LIST_INCIDENTS, of_then(lambda call: incidents.list_incidents(call.facts, call.request))),
+    Rpc(wire.GET_INCIDENT, of_then(lambda call: incidents.get_incident(call.facts, call.request, call.may_answer))),
     Rpc(wire.QUERY_SERIES, lambda call: series.query_series(call.facts, call.request)),
     Rpc(wire.LIST_EVENTS, lambda call: incidents.list_events(call.facts, call.request)),
     Rpc(wire.LIST_RISK, lambda call: fleet.list_risk(call.facts, call.request)),
@@ -121,10 +132,10 @@ METHODS = _table(
     ),
     Rpc(wire.LIST_AUDIT, lambda call: decisions.list_audit(call.facts, call.request)),
     Rpc(wire.GET_POLICY, lambda call: decisions.get_policy(call.facts, call.may_answer)),
-    Rpc(wire.LIST_JOBS, lambda call: jobs.list_jobs(call.facts, call.request)),
-    Rpc(wire.GET_JOB, lambda call: job.get_job(call.facts, call.request)),
-    Rpc(wire.GET_FABRIC, lambda call: fabric.get_fabric(call.facts, call.request)),
-    Rpc(wire.GET_THERMALS, lambda call: thermals.get_thermals(call.facts, call.request)),
+    Rpc(wire.LIST_JOBS, of_then(lambda call: jobs.list_jobs(call.facts, call.request))),
+    Rpc(wire.GET_JOB, of_then(lambda call: job.get_job(call.facts, call.request))),
+    Rpc(wire.GET_FABRIC, of_then(lambda call: fabric.get_fabric(call.facts, call.request))),
+    Rpc(wire.GET_THERMALS, of_then(lambda call: thermals.get_thermals(call.facts, call.request))),
     Rpc(wire.GET_SYSTEM, lambda call: system.get_system(call.system)),
     Rpc(wire.GET_CAPACITY, lambda call: capacity.get_capacity(call.facts, call.request)),
     Rpc(wire.GET_LEDGER, lambda call: ledger.get_ledger(call.facts, call.request)),
@@ -144,5 +155,8 @@ METHODS = _table(
         wire.NOTE_INCIDENT,
         lambda call: incident_notes.note_incident(call.facts, call.request, call.by(call.request.who)),
     ),
+    Rpc(wire.GET_PLAYBACK, lambda call: playback.get_playback(call.facts, call.request)),
+    Rpc(wire.LIST_CHANGES, lambda call: changes.list_changes(call.facts, call.request)),
+    Rpc(wire.GET_TREND, lambda call: trend.get_trend(call.facts, call.request)),
     Rpc(wire.LIST_SIMILAR, lambda call: incident_notes.list_similar(call.facts, call.request)),
 )

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from drover_collector.api.moment import Moment
 from drover_collector.api.snapshot import (
     DAY_MS,
     HEALTH_ORDER,
@@ -234,6 +235,8 @@ def _values(scope: Scope, newest: Newest, reasons: Reasons, lacking: str) -> lis
 
 def newest_bucket(facts: ApiSnapshot) -> Bucket | None:
     """What peers did lately; None when nothing was judged lately, for then it is no measure."""
+    if isinstance(facts, Moment):
+        return next(reversed(facts.buckets()), None)
     bucket = facts.pipeline.buckets.newest
     return bucket if bucket is not None and bucket.end_ms > facts.now_ms() - SILENT_MS else None
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from drover_collector.api.moment import Moment
 from drover_collector.api.snapshot import LONG_S, ApiSnapshot
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket, Floats
 from drover_collector.fleet.ports import fitted
@@ -26,6 +27,8 @@ APART = 5  # buckets between the two that a standby reads: rates need two
 
 def recent(facts: ApiSnapshot) -> tuple[Bucket, ...]:
     """The newest closed buckets, oldest first; none where nothing was stored lately."""
+    if isinstance(facts, Moment):
+        return facts.buckets()
     now_ms = facts.now_ms()
     held = facts.pipeline.engine.buckets
     if held and held[-1].end_ms > now_ms - SILENT_MS:

@@ -17,6 +17,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
+from drover_collector.api.trend_days import TrendCache
 from drover_collector.auth.authorization import Gate
 from drover_collector.auth.tls import ServerTls
 from drover_collector.config import CollectorConfig
@@ -122,6 +123,8 @@ class OptionalParts:
 
 
 class ApiSnapshot:
+    is_past = False  # it is of now; `moment.Moment` is of then
+
     def __init__(
         self,
         pipeline: Pipeline,
@@ -138,6 +141,7 @@ class ApiSnapshot:
         self.config = config
         self.parts = parts or OptionalParts()
         self.away = ""  # why the store does not answer the status's questions
+        self.trend = TrendCache()
         self._kept: dict[object, _Kept] = {}  # the one made last comes last
         self._locks: dict[object, _Lock] = {}  # of those that are being made
         self._guard = threading.Lock()  # of these two
@@ -259,6 +263,10 @@ class ApiSnapshot:
 
     def open_incidents(self) -> list[Incident]:
         return [i for i in self.pipeline.incidents.values() if i.closed_ms is None]
+
+    def health_of(self, node: str, gpu: int | None = None) -> tuple[Health, str]:
+        """Return health and its reason ("" when healthy); unknown for what the fleet does not have."""
+        return self.pipeline.engine.health_of(node, gpu)
 
     def node_number(self, name: str) -> int:
         """Return the index of a node.

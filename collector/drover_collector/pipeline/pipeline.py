@@ -46,6 +46,7 @@ from drover_collector.pipeline.restore import (
     Past,
     history,
 )
+from drover_collector.pipeline.start_line import start_line
 from drover_collector.pipeline.stats import Rate, Ticks
 from drover_collector.pipeline.store_follower import REPORTING_MS, StoreFollower
 from drover_collector.policy import diff as policy_diff
@@ -682,6 +683,7 @@ class Pipeline:
         messages = self.outbox.enqueue(found.incidents)
         self.in_force.audited = next((line.state for line in self.store.audit.read(what="policy", limit=1)), "")
         self._audit_policy("the collector's start", "in force from this start on")
+        self.saving.put(Outcome(), (), [start_line(self.store, self.now_ms())])
         self._report([*of_decisions(self.engine.decider.standing.values()), *of_outages(found.duties.values())])
         if self.dispatcher is not None:  # before the decisions below, which it must take
             self.dispatcher.start(self.policy.most_mode)

@@ -66,6 +66,7 @@ class Route:
 
 LEFT_OUT: Mapping[str, str] = {
     "Export": "a stream of Arrow files: `drover export`",
+    "GetPlayback": "packed bytes for the console's browser; other addresses take `at`",
     "Backup": "it runs for hours on the collector's machine: `drover backup`",
 }
 
@@ -73,6 +74,8 @@ ROUTES = (
     Route(wire.GET_STATUS, "GET", "/status", "fleet"),
     Route(wire.GET_LAYOUT, "GET", "/layout", "fleet"),
     Route(wire.GET_PICTURE, "GET", "/picture", "fleet"),
+    Route(wire.GET_TREND, "GET", "/trend", "reports"),
+    Route(wire.LIST_CHANGES, "GET", "/changes", "fleet"),
     Route(wire.LIST_RISK, "GET", "/risk", "fleet", Paging("nodes", ("node",), 20_000)),
     Route(wire.GET_SYSTEM, "GET", "/system", "fleet"),
     Route(wire.LIST_REPORTING, "GET", "/reporting", "fleet", Paging("nodes", ("name",), 1_000_000, whole=True)),

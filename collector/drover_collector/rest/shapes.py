@@ -38,9 +38,9 @@ DURATIONS = frozenset({
     "repeated_ms", "restarting_ms", "silent_ms", "slow_ms", "step_ms", "unknown_ms", "useful_ms", "waiting_ms",
 })  # fmt: skip
 TIMES = frozenset({
-    "acknowledged_ms", "again_ms", "answered_ms", "asked_ms", "before_ms", "certificate_ends_ms", "closed_ms",
-    "conditions_read_ms",
-    "counted_from_ms", "drift_since_ms", "ended_ms", "from_ms", "health_from_ms", "health_to_ms", "judged_ms",
+    "acknowledged_ms", "again_ms", "answered_ms", "asked_ms", "at_ms", "before_ms", "certificate_ends_ms", "closed_ms",
+    "conditions_read_ms", "counted_from_ms", "drift_since_ms", "ended_ms", "frames_ms", "from_ms", "health_from_ms",
+    "health_to_ms", "judged_ms",
     "last_seen_ms", "made_ms", "newest_ms",
     "newest_sample_ms", "newest_tick_ms", "oldest_ms", "opened_ms", "received_ms", "saved_ms", "since_ms", "started_ms",
     "taken_ms", "to_ms", "ts_ms", "until_ms", "updated_ms",

@@ -18,6 +18,15 @@ Stored = npt.NDArray[np.generic]
 Mask = npt.NDArray[np.bool_]
 
 
+@dataclass(frozen=True, slots=True)
+class FleetLoad:
+    """Of the GPUs that reported in a time: in how many buckets, at work on average (0..1), watts of all together."""
+
+    buckets: int
+    util_ratio: float | None
+    power_w: float | None
+
+
 def entity_id(scope: Scope, key: str) -> int:
     """Return the 64-bit name of an entity: blake2b-64 over its scope and key."""
     return int.from_bytes(hashlib.blake2b(f"{scope}\0{key}".encode(), digest_size=8).digest(), "little")

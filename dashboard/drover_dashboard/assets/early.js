@@ -11,7 +11,7 @@
   const at = (path) => new URL(path, document.baseURI);
   const get = (path, name, value) => fetch(at(`drover/${path}?${name}=${encodeURIComponent(value)}${of}`), { cache: "no-store" });
   if (all) early.strips = fetch(at("drover/clusters"), { cache: "no-store" });
-  else {
+  else if (!asked.has("at")) { // a picture of the past is asked for when its page stands
     early.layout = get("layout", "group", early.group);
     early.frame = get("picture", "color_by", early.color);
   }

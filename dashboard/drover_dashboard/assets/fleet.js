@@ -18,16 +18,22 @@ export function render({ data, parentElement, setTriggerValue }) {
   if (!picture) {
     picture = mount(parentElement);
     pictures.set(parentElement, picture);
-    if (!data.early) inherit(picture, data);
+    if (!data.early && !data.past) inherit(picture, data);
   }
-  const changed = !picture.data || picture.data.color_by !== data.color_by || picture.data.group !== data.group || picture.data.cluster !== data.cluster;
+  const changed = !picture.data || picture.data.color_by !== data.color_by || picture.data.group !== data.group || picture.data.cluster !== data.cluster || span(picture.data) !== span(data);
+  if (picture.data && span(picture.data) !== span(data)) picture.frame = null; // never the past under the name of now
   if (picture.data && picture.data.cluster !== data.cluster) picture.layout = picture.frame = null; // never one cluster's under the name of another
   picture.data = data;
   picture.open = (cell) => setTriggerValue("open", { node: cell.node, gpu: cell.gpu });
+  picture.move = (atMs) => setTriggerValue("moment", Math.round(atMs / 1000));
+  picture.player.hidden = !data.past || data.past.from_s === data.past.to_s;
   if (changed) picture.polled = poll(picture);
   else draw(picture);
   return picture;
 }
+
+// What of the past is played: the moment within it is not part of it.
+const span = (data) => (data.past ? (data.past.from_s === data.past.to_s ? `${data.past.at_s}` : `${data.past.from_s}-${data.past.to_s}`) : "");
 
 // What was drawn before Streamlit's scripts ran (fleet_early.js) is drawn here again, and goes once that is done.
 function inherit(picture, data) {
@@ -54,6 +60,7 @@ export function unmount(parentElement) {
   const picture = pictures.get(parentElement);
   if (!picture) return;
   clearTimeout(picture.timer);
+  clearInterval(picture.playing);
   picture.closed = true;
   picture.resized.disconnect();
   document.removeEventListener("visibilitychange", picture.woken);
@@ -65,7 +72,7 @@ function mount(parent) {
   const root = parent.querySelector(".fleet");
   const picture = {
     root, canvas: root.querySelector("canvas"), tip: root.querySelector(".tip"), legend: root.querySelector(".legend"),
-    notice: root.querySelector(".notice"), layout: null, frame: null, trouble: null, round: 0, at: null,
+    notice: root.querySelector(".notice"), player: root.querySelector(".player"), layout: null, frame: null, trouble: null, round: 0, at: null,
   };
   picture.canvas.addEventListener("mousemove", (event) => hover(picture, event));
   picture.canvas.addEventListener("mouseleave", () => { picture.tip.hidden = true; });
@@ -75,9 +82,13 @@ function mount(parent) {
   });
   picture.canvas.addEventListener("keydown", (event) => steer(picture, event));
   picture.canvas.addEventListener("blur", () => left(picture));
+  const [button, range] = [picture.player.querySelector("button"), picture.player.querySelector("input")];
+  button.addEventListener("click", () => picture.code?.togglePlay(picture, draw));
+  range.addEventListener("input", () => picture.code?.showFrame(picture, Number(range.value), draw));
+  range.addEventListener("change", () => picture.past && picture.move(picture.past.times[Number(range.value)])); // let go: the page follows
   picture.resized = new ResizeObserver(() => draw(picture));
   picture.resized.observe(root);
-  picture.woken = () => { if (!document.hidden) poll(picture); };
+  picture.woken = () => { if (!document.hidden && !(picture.data?.past && picture.frame)) poll(picture); };
   document.addEventListener("visibilitychange", picture.woken);
   picture.counted = (event) => recounted(picture, event.detail);
   addEventListener("drover_health", picture.counted);
@@ -88,7 +99,7 @@ function mount(parent) {
 // that fell silent looks healthy next to a count that says unknown. Where both come from one moment nothing is asked.
 function recounted(picture, { cluster, counts, tsMs }) {
   const { frame, data } = picture;
-  if (!frame || !data || picture.trouble || (data.cluster || "") !== cluster || frame.ts_ms >= tsMs) return;
+  if (!frame || !data || data.past || picture.trouble || (data.cluster || "") !== cluster || frame.ts_ms >= tsMs) return;
   const mine = frame.legend.map(() => 0);
   for (const code of frame.health) mine[code] += 1;
   if (frame.legend.some((name, code) => mine[code] !== (counts[name] || 0))) poll(picture);
@@ -100,11 +111,13 @@ async function poll(picture) {
   if (!document.hidden) {
     try {
       const { group, cluster } = picture.data;
-      const moves = group === "job" && Date.now() - picture.arrangedMs > JOBS_MS; // jobs come and go
+      const moves = group === "job" && !picture.data.past && Date.now() - picture.arrangedMs > JOBS_MS; // jobs come and go
       const lacking = !picture.layout || picture.layout.group !== group || moves;
       const arranged = lacking ? fetchLayout(group, cluster) : null; // at once, together with the frame
       arranged?.catch(() => undefined);
-      const frame = await fetchFrame(picture.data.color_by, cluster);
+      const { past } = picture.data;
+      if (past) picture.code ||= await import("./fleet_past.js"); // who looks at now needs none of it
+      const frame = past ? await picture.code.loadPast(picture, (path) => ask(path), within(cluster)) : await fetchFrame(picture.data.color_by, cluster);
       if (round !== picture.round) return;
       if (arranged || picture.layout.version !== frame.layout_version) {
         picture.layout = await (arranged || fetchLayout(group, cluster));
@@ -119,6 +132,7 @@ async function poll(picture) {
     }
     draw(picture);
   }
+  if (picture.data.past && !picture.trouble) return; // the past does not change
   const everyS = picture.trouble ? 1 : picture.data.every_s; // what is back must be seen to be back
   picture.nextMs = Date.now() + everyS * 1000;
   if (!picture.closed) picture.timer = setTimeout(() => poll(picture), everyS * 1000);
@@ -345,7 +359,7 @@ function legend(picture, theme, shade, ramp) {
     const look = data.palette.health[name] || data.palette.health[UNKNOWN];
     parts.push(swatch(name === UNKNOWN ? "hatched" : "", look[shade], look.sign, `${name} ${counts[code].toLocaleString()}`));
   });
-  parts.push(element("span", "asof", `as of ${clock(frame.ts_ms)}`));
+  parts.push(element("span", "asof", data.past ? `the past, as of ${clock(frame.ts_ms)}` : `as of ${clock(frame.ts_ms)}`));
   picture.legend.replaceChildren(...parts);
   picture.root.classList.toggle("dark", theme.dark);
 }
@@ -379,11 +393,11 @@ function showTip(picture, cell, x, y) {
   tip.hidden = false;
   const health = frame.legend[frame.health[cell.index]] || UNKNOWN;
   const known = picture.known?.cell === cell && Date.now() - picture.known.at < KNOWN_MS ? picture.known : null;
-  const said = known?.text || (health === UNKNOWN ? "unknown: no data received" : health);
+  const said = known?.text || (health === UNKNOWN ? `unknown: ${picture.data.past ? "not known of then" : "no data received"}` : health);
   tip.replaceChildren(element("b", "", `${cell.node} GPU ${cell.gpu}`), element("div", "more", said));
   if (frame.metric) tip.append(element("div", "", `${frame.label}: ${valueText(frame, cell.index)}`));
   const group = cell.group && cell.group !== cell.rack ? ` · ${cell.group}` : "";
-  if (!known) askAbout(picture, cell, x, y);
+  if (!known && !picture.data.past) askAbout(picture, cell, x, y); // of now
   tip.append(element("div", "faint", `${cell.rack}${group} · click to open`));
   tip.style.left = `${Math.min(x + 14, root.clientWidth - Math.max(200, tip.offsetWidth))}px`;
   tip.style.top = `${y > root.clientHeight / 2 ? y - tip.offsetHeight - 10 : y + 14}px`;
@@ -421,6 +435,7 @@ function publish(picture) {
   const { frame, plan, canvas } = picture;
   window.__drover_fleet = {
     early: Boolean(picture.data.early), tsMs: frame.ts_ms, colorBy: frame.metric || "health", stale: Boolean(picture.trouble),
+    past: picture.data.past ? { frame: picture.past?.at, frames: picture.past?.times.length, playing: Boolean(picture.playing), bytes: picture.past?.bytes } : null,
     cells: () => {
       const box = canvas.getBoundingClientRect();
       return picture.cells.map((cell) => ({

@@ -51,6 +51,7 @@ export async function show(early) {
 // A desk's screen (a phone has the list first), and Streamlit's usual frame.
 function expected() {
   const embedded = [...new URLSearchParams(location.search).keys()].some((name) => name.startsWith("embed"));
+  if (new URLSearchParams(location.search).has("at")) return false; // of the past
   return !embedded && matchMedia("(min-width: 1100px)").matches;
 }
 

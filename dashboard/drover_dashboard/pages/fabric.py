@@ -8,7 +8,7 @@ from drover_core.metrics.catalog import Scope
 from drover_dashboard import client
 from drover_dashboard.pages import fabric_parts
 from drover_dashboard.pages import probes_parts as probe_parts
-from drover_dashboard.widgets import address, panel, time_range, view
+from drover_dashboard.widgets import address, moment, panel, time_range, view
 from drover_dashboard.widgets import format as fmt
 from drover_proto import fleet_pb2 as pb
 
@@ -19,7 +19,9 @@ NO_NODE = "choose a node for its NVLinks"
 
 def choose() -> tuple[str, str]:
     """Leaf and node ("": none), kept in the URL."""
-    node = address.node(NO_NODE, key="fabric_node", width=300)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        node = address.node(NO_NODE, key="fabric_node", width=300)
+        moment.pick(key="fabric_moment")
     return st.query_params.get("leaf", ""), node
 
 
@@ -69,6 +71,8 @@ def _ports(reply: pb.Fabric, leaf: str, node: str, who: view.Viewer) -> None:
         view.notice("nvlinks", "remark", f"NVLinks of {node}")
         view.go(fabric_parts.show_nvlinks("nvlinks", reply, node))
     with right:
+        if moment.at_ms():
+            return  # probes are of now
         pairs = client.fleet().probes(probe_parts.PAIRS, node)
         view.trouble("matrix", pairs.trouble, pairs.as_of_ms, who)
         if pairs.value is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +15,10 @@ from drover_core.model.events import Health, Severity
 from drover_dashboard import client
 from drover_dashboard.pages import adoption, incident_rows
 from drover_dashboard.server import signin
-from drover_dashboard.widgets import address, view
+from drover_dashboard.widgets import address, moment, trends, view
 from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets.components import component
-from drover_dashboard.widgets.fleet_picture import canvas, metrics
+from drover_dashboard.widgets.fleet_picture import Past, canvas, metrics, playback
 from drover_dashboard.widgets.grouping import GROUPS, USUAL
 from drover_proto import fleet_pb2 as pb
 
@@ -160,22 +162,76 @@ def incidents() -> None:
     """What is wrong with Drover itself, which must not move the picture when it comes or goes; then open incidents,
     worst first."""
     who = view.viewer()
-    own = client.fleet().status()
-    view.trouble("status", own.trouble, own.as_of_ms, who)
-    with view.place():
-        if own.value is not None:
-            _asks(own.value)
+    if not moment.at_ms():
+        own = client.fleet().status()
+        view.trouble("status", own.trouble, own.as_of_ms, who)
+        with view.place():
+            if own.value is not None:
+                _asks(own.value)
     answer = client.fleet().incidents("open", limit=SHOWN)
     if answer.value is None:
         view.notice("incidents", "remark", "What is open is not known while the collector does not answer.")
         return
     found = incident_rows.parse(answer.value)
     rows = incident_rows.rows(found, view.racks(), who, answer.value.silences, answer.value.handling)
-    clicked = incident_rows.show("open_incidents", rows, empty="No open incident.", height=LIST_PX)
+    clicked = incident_rows.show(
+        "open_incidents",
+        rows,
+        empty="No open incident then." if moment.at_ms() else "No open incident.",
+        height=LIST_PX,
+    )
     if clicked:
         st.switch_page(view.INCIDENTS, query_params={"id": clicked})
     if answer.value.total > len(found):
         st.page_link(view.INCIDENTS, label=f"The worst {len(found)} of {fmt.number(answer.value.total)} open incidents")
+
+
+PLAYED = re.compile(r"(\d{1,10})-(\d{1,10})")
+PLAYED_MOST_MS = 40 * 86_400_000
+
+
+def past_played() -> Past | None:
+    """What the picture shows of the past; None: it is of now."""
+    at_ms = moment.at_ms()
+    if not at_ms:
+        return None
+    found = PLAYED.fullmatch(st.query_params.get(moment.PLAY, ""))
+    from_ms, to_ms = (int(found[1]) * 1000, int(found[2]) * 1000) if found else (at_ms, at_ms)
+    to_ms = min(to_ms, time.time_ns() // 1_000_000 - 1000)
+    if not 0 < to_ms - from_ms <= PLAYED_MOST_MS:
+        from_ms = to_ms = at_ms
+    return Past(from_ms, to_ms, min(max(at_ms, from_ms), to_ms))
+
+
+def then() -> None:
+    """The figures of a moment of the past: those that are kept."""
+    at_ms = moment.at_ms()
+    answer = playback(client.fleet(), HEALTH, 0, at_ms, 1)
+    view.trouble("then", answer.trouble, answer.as_of_ms, view.viewer())
+    if answer.value is None:
+        return
+    health = answer.value.gpus_by_health
+    away = sum(health[h] for h in (Health.DRAINING, Health.DRAINED, Health.VALIDATING, Health.REPAIR))
+    opened = client.fleet().incidents("open", limit=SHOWN).value
+    view.numbers(
+        [
+            ("Healthy", fmt.number(health[Health.HEALTHY]), f"of {fmt.number(answer.value.gpus)} GPUs"),
+            ("Suspect", fmt.number(health[Health.SUSPECT]), "then"),
+            ("Confirmed", fmt.number(health[Health.CONFIRMED]), "faulty then"),
+            ("Unknown", fmt.number(health[Health.UNKNOWN]), "then"),
+            ("Out of service", fmt.number(away), "draining to repair"),
+            ("Open incidents", fmt.number(opened.total) if opened else "not known", "then"),
+            ("Jobs", fmt.number(answer.value.jobs), f"held {fmt.number(answer.value.gpus_held)} GPUs"),
+        ]
+    )
+    with view.place():
+        for number, line in enumerate(answer.value.absent):
+            view.notice(f"then_{number}", "todo", line)
+    if moment.PLAY not in st.query_params:
+        low, high = moment.last_hour(at_ms)
+        if st.button("Play the hour around it", icon=":material/play_circle:", key="fleet_play"):
+            address.write(**{moment.PLAY: f"{low // 1000}-{high // 1000}"})
+            st.rerun()
 
 
 def picture() -> None:
@@ -190,7 +246,11 @@ def picture() -> None:
             "group", "Group them by", list(GROUPS), USUAL, key="fleet_group",
             format_func=lambda by: f"by {GROUPS[by]}", width=130,
         )  # fmt: skip
-    clicked = canvas(chosen, group)
+        moment.pick(key="fleet_moment")
+    clicked = canvas(chosen, group, past_played())
+    if isinstance(clicked, int):
+        moment.go(clicked)
+        st.rerun()
     if clicked:
         st.switch_page(view.NODE, query_params={"node": clicked.node, "gpu": str(clicked.gpu)})
 
@@ -206,5 +266,10 @@ with left:
     picture()
 with right:
     incidents()
-with above:
-    numbers()
+if moment.at_ms():
+    with above:
+        then()
+else:
+    with above:
+        numbers()
+    trends.show()

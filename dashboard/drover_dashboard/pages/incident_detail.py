@@ -25,7 +25,7 @@ from drover_dashboard.pages import approval_form as answering
 from drover_dashboard.pages import incident_handling as handling
 from drover_dashboard.pages import incident_past
 from drover_dashboard.pages import silence_forms as silencing
-from drover_dashboard.widgets import address, charts, grafana, strip, time_range, view
+from drover_dashboard.widgets import address, charts, grafana, moment, strip, time_range, view
 from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets.fleet_picture import STATE_UNITS
 from drover_dashboard.widgets.table import (
@@ -43,6 +43,7 @@ SHOWN_CHARTS = 4  # so that the sentences of the evidence are on the first scree
 SHOWN_TARGETS = 8
 LEAST_PAD_MS, MOST_PAD_MS = 5 * 60_000, 2 * 3_600_000  # what a chart shows before the onset and after the end
 POINTS = 600
+PLAYED_BEFORE_MS = 10 * 60_000
 OWN_TIME = "the incident's time"
 
 
@@ -61,7 +62,8 @@ def show(incident_id: str) -> None:
     _head(incident, detail, decisions, who)
     handling.comments(audit, who)
     _evidence(incident, who)
-    incident_past.show_similar(incident, who)
+    if not moment.at_ms():  # others like it, and whether it came back, are of now
+        incident_past.show_similar(incident, who)
     _history(detail, who)
 
 
@@ -71,16 +73,20 @@ def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Dec
     handled = detail.handling if detail.HasField("handling") else None
     note = detail.silence if detail.HasField("silence") else None
     with st.container(horizontal=True, key="incident_acts"):
-        handling.buttons(incident, handled)
-        silencing.button(incident, note)
+        if not moment.at_ms():
+            handling.buttons(incident, handled)
+            silencing.button(incident, note)
         handling.share(incident, title, _state(incident, who), who)
         if incident.node is not None and st.button(f"Open {incident.node}", icon=":material/dns:"):
             slot = {} if incident.gpu is None else {"gpu": str(incident.gpu)}
             st.switch_page(view.NODE, query_params={"node": incident.node, **slot})
+        if st.button("Play on the map", icon=":material/play_circle:"):
+            st.switch_page(view.FLEET, query_params=_play(incident, who))
         handling.links(handled)
         _grafana(incident, who)
-    handling.done(incident)
-    silencing.done(incident)
+    if not moment.at_ms():
+        handling.done(incident)
+        silencing.done(incident)
     with st.container(key="incident_summary"):
         view.notice("what", "summary", who.localize(incident.summary))
     facts, todo = st.columns([1.1, 1], gap="medium")
@@ -110,6 +116,12 @@ def _grafana(incident: Incident, who: view.Viewer) -> None:
     job = incident.job or "" if incident.scope == "job" else ""
     nodes = () if job else tuple(dict.fromkeys(node for node, _ in incident.members))
     grafana.button("incident_grafana", time, nodes, job)
+
+
+def _play(incident: Incident, who: view.Viewer) -> dict[str, str]:
+    """Return what the map plays: the incident from shortly before its onset to its end, standing at the onset."""
+    from_ms, to_ms = incident.since_ms - PLAYED_BEFORE_MS, min(incident.closed_ms or who.now_ms, who.now_ms)
+    return moment.play(from_ms, max(to_ms, incident.since_ms + 60_000), incident.since_ms)
 
 
 def _silenced(note: pb.SilenceNote, who: view.Viewer) -> Row:
@@ -164,7 +176,7 @@ def _facts(incident: Incident, detail: pb.IncidentDetail, who: view.Viewer) -> l
         ("Where", Cell(fmt.where(incident, view.racks()))),
         ("Cause", Cell(f"{fmt.kind_and_cause(incident.kind, incident.cause)}, {incident.confidence * 100:.0f} % sure")),
         ("Reported", Cell(f"{who.clock(incident.opened_ms)} by {reporters}")),
-        ("Health now", view.health_cell(detail.health or "unknown")),
+        ("Health then" if moment.at_ms() else "Health now", view.health_cell(detail.health or "unknown")),
         ("GPU-hours", Cell(f"lost: {lost}; peers waited: {waited}")),
     ]
     if len(incident.members) > 1:
@@ -198,7 +210,9 @@ def _evidence(incident: Incident, who: view.Viewer) -> None:
     span_ms = time_range.pick(key="incident_time", own=OWN_TIME) if drawn else None
     from_ms, to_ms = charts.window(*_time(incident, span_ms, who))
     if drawn:
-        strip.show("incident_strip", [strip.incidents([incident], who)], from_ms, to_ms, who)
+        nodes = {node for node, _ in incident.members}
+        changed = strip.ask_changes(f"{incident.id} {time_range.named()}", nodes, from_ms, to_ms, who)
+        strip.show("incident_strip", [strip.incidents([incident], who), changed], from_ms, to_ms, who)
     columns = st.columns(2, gap="medium")
     for number, name in enumerate(list(drawn)[:SHOWN_CHARTS]):
         with columns[number % 2]:

@@ -13,7 +13,7 @@ from drover_core.model.incident_title import incident_title
 from drover_core.times import iso
 from drover_dashboard import client
 from drover_dashboard.client import FleetClient
-from drover_dashboard.widgets import address, charts, csv_file, view
+from drover_dashboard.widgets import address, charts, csv_file, moment, view
 from drover_proto import fleet_pb2 as pb
 
 OF_LIST = ("id", charts.OPEN)  # leave the address with another choice: the incident shown is one of the new list
@@ -74,6 +74,7 @@ def choose() -> Filters:
             f"Filter ({used})" if used else "Filter", icon=":material/filter_list:", key="incidents_filter"
         ):
             fields, since = _narrow()
+        moment.pick(key="incidents_moment")
         made = Filters(state, since, used, {"min_severity": severity, "sort": sort, **fields})
         _csv(made)
     return made
@@ -127,9 +128,10 @@ def _line(name: str, label: str, example: str) -> str:
 
 def _csv(filters: Filters) -> None:
     fleet, racks = client.fleet(), view.racks()  # the file is made on a thread that knows neither page nor cluster
+    at_ms = moment.at_ms()  # nor the moment
 
     def make() -> str:
-        reply = filters.ask(fleet, limit=CSV_MOST).value
+        reply = filters.ask(fleet, limit=CSV_MOST, at_ms=at_ms).value
         if reply is None:
             raise RuntimeError("the collector does not answer: no CSV")
         return csv_of(reply, racks)

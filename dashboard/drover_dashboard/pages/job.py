@@ -10,7 +10,7 @@ from drover_core.metrics import catalog
 from drover_core.metrics.catalog import Scope
 from drover_dashboard import client
 from drover_dashboard.pages import incident_rows, job_parts
-from drover_dashboard.widgets import address, charts, grafana, strip, time_range, view
+from drover_dashboard.widgets import address, charts, grafana, moment, strip, time_range, view
 from drover_dashboard.widgets import format as fmt
 from drover_proto import fleet_pb2 as pb
 
@@ -35,11 +35,16 @@ class _Span(NamedTuple):
 def choose() -> tuple[str, bool]:
     """The job ("": the list) and whether ended ones are listed, kept in the URL."""
     if job := st.query_params.get("job", ""):
-        if st.button("All jobs", icon=":material/arrow_back:"):
+        with st.container(horizontal=True, vertical_alignment="center"):
+            back = st.button("All jobs", icon=":material/arrow_back:")
+            moment.pick(key="job_moment")
+        if back:
             address.write(job=None, **charts.CLOSED)
             st.rerun()
         return job, False
-    state = address.segments("state", "State", STATES, STATES[0], key="job_state", label_visibility="collapsed")
+    with st.container(horizontal=True, vertical_alignment="center"):
+        state = address.segments("state", "State", STATES, STATES[0], key="job_state", label_visibility="collapsed")
+        moment.pick(key="jobs_moment")
     return "", state == STATES[1]
 
 
@@ -154,7 +159,11 @@ def past(name: str, span_ms: int) -> None:
     from_ms, to_ms = charts.window(max(end_ms - span_ms, detail.row.since_ms), end_ms)
     open_end = not detail.row.HasField("ended_ms")
     grafana.button("job_grafana", grafana.span(span_ms) if open_end else (str(from_ms), str(to_ms)), job=name)
-    lanes = [strip.incidents(job_parts.incidents(detail), who)]
+    held = {gpu.node for gpu in detail.gpus}
+    lanes = [
+        strip.incidents(job_parts.incidents(detail), who),
+        strip.ask_changes(f"job {name} {time_range.named()}", held, from_ms, to_ms, who),
+    ]
     span = _Span(from_ms, to_ms, strip.moments(lanes, from_ms, to_ms))
     if steps is not None or slow is not None:
         clicked = strip.show("job_strip", lanes, from_ms, to_ms, who)

@@ -17,7 +17,7 @@ from drover_dashboard.pages import (
 from drover_dashboard.pages import (
     probes_parts as probe_parts,
 )
-from drover_dashboard.widgets import address, grafana, time_range, view
+from drover_dashboard.widgets import address, grafana, moment, time_range, view
 from drover_proto import fleet_pb2 as pb
 
 USUAL_SPAN = "15 min"
@@ -31,7 +31,10 @@ def choose() -> str:
     if not usual:
         worst = client.fleet().nodes(limit=1).value
         usual = worst.nodes[0].name if worst and worst.nodes else ""
-    return address.node(NO_NODE, key="node_node", usual=usual, drops=("gpu", "vs"))
+    with st.container(horizontal=True, vertical_alignment="center"):
+        chosen = address.node(NO_NODE, key="node_node", usual=usual, drops=("gpu", "vs"))
+        moment.pick(key="node_moment")
+    return chosen
 
 
 def choose_charts(name: str) -> node_charts.Asked:
@@ -51,6 +54,9 @@ def who_is(name: str) -> None:
     view.trouble("node", answer.trouble, answer.as_of_ms, who)
     if answer.value is not None:
         node_detail.identity(answer.value, who)
+        with view.place():
+            for number, text in enumerate(answer.value.absent):
+                view.notice(f"then_{number}", "remark", text)
 
 
 @st.fragment(run_every=3)
@@ -112,12 +118,15 @@ node = choose()
 address.title(node or "Node")
 if node:
     who_is(node)
-    node_acts.buttons(node)
+    then = bool(moment.at_ms())
+    if not then:
+        node_acts.buttons(node)
     now(node)
     past(node, choose_charts(node))
     below(node)
-    history(node)
-    probed(node)
+    if not then:  # what was done, safe to return, probes: they are of now
+        history(node)
+        probed(node)
 else:
     who = view.viewer()
     answer = client.fleet().layout()

@@ -15,7 +15,7 @@ from drover_core.metrics.catalog import Scope
 from drover_core.model.events import Event, Health, from_json
 from drover_dashboard import client
 from drover_dashboard.pages.incident_rows import parse
-from drover_dashboard.widgets import address, charts, strip, view
+from drover_dashboard.widgets import address, charts, strip, time_range, view
 from drover_dashboard.widgets import format as fmt
 from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
@@ -187,6 +187,7 @@ def _lanes(frame: _Frame, who: view.Viewer) -> list[strip.Lane]:
     return [
         strip.incidents(parse(incidents) if incidents else None, who),
         strip.actions(done.actions if done else None, who),
+        strip.ask_changes(f"{node} {time_range.named()}", [node], frame.from_ms, frame.to_ms, who),
         strip.events(events, who),
     ]
 

@@ -197,7 +197,7 @@ def _job(key: str, job: str) -> Row:
 
 
 def _agent(row: pb.NodeRow) -> str:
-    return f"agent {row.agent_version}" if row.agent_version else "agent unknown"
+    return f"agent {row.agent_version}" if row.agent_version else "agent's version not known"
 
 
 def _blind(detail: pb.NodeDetail) -> None:

@@ -8,7 +8,7 @@ from drover_core.metrics.catalog import Scope
 from drover_dashboard import client
 from drover_dashboard.pages import fabric_parts
 from drover_dashboard.pages import thermals_parts as heat_parts
-from drover_dashboard.widgets import address, panel, time_range, view
+from drover_dashboard.widgets import address, moment, panel, time_range, view
 from drover_proto import fleet_pb2 as pb
 
 NOW_S, CHARTS_S, TIME = 5, 10, "thermals_time"
@@ -16,10 +16,12 @@ NOW_S, CHARTS_S, TIME = 5, 10, "thermals_time"
 
 def choose() -> tuple[str, str]:
     """What racks are coloured by, and the rack chosen ("": none), kept in the URL."""
-    by = address.segments(
-        "by", "Colour by", list(heat_parts.MEASURES), heat_parts.USUAL, key="thermals_by",
-        format_func=lambda name: heat_parts.MEASURES[name].label, label_visibility="collapsed",
-    )  # fmt: skip
+    with st.container(horizontal=True, vertical_alignment="center"):
+        by = address.segments(
+            "by", "Colour by", list(heat_parts.MEASURES), heat_parts.USUAL, key="thermals_by",
+            format_func=lambda name: heat_parts.MEASURES[name].label, label_visibility="collapsed",
+        )  # fmt: skip
+        moment.pick(key="thermals_moment")
     return by, st.query_params.get("rack", "")
 
 

@@ -12,7 +12,7 @@ from drover_dashboard import clusters
 from drover_dashboard.pages import approval_form, clusters_overview
 from drover_dashboard.server import code_reload as upgraded
 from drover_dashboard.server import signin
-from drover_dashboard.widgets import address, cluster_choice, view
+from drover_dashboard.widgets import address, cluster_choice, moment, view
 from drover_dashboard.widgets.components import ASSETS
 
 ICON = (ASSETS / "icon.svg").read_text("utf-8")  # a local one: a named icon would be fetched from the internet
@@ -53,6 +53,7 @@ if several is not None and not cluster:
     signin.foot(who)
     st.stop()
 cluster_choice.bar()
+moment.settle(page.url_path)
 if upgraded.replaced():
     view.notice("upgraded", "trouble", upgraded.TEXT)
     try:

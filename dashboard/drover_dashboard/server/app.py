@@ -22,13 +22,15 @@ from drover_dashboard.server import frame
 from drover_dashboard.server import streamlit_patches as streamlit_mends
 from drover_dashboard.server.frontend import Frontend
 from drover_dashboard.server.proxy_auth import TrustedProxyMiddleware
-from drover_dashboard.widgets import cluster_choice, fleet_picture, view
+from drover_dashboard.widgets import cluster_choice, fleet_picture, moment, trends, view
 from drover_dashboard.widgets.components import ASSETS
 from drover_dashboard.widgets.fleet_picture import Frame, metrics, trouble_line
 from drover_dashboard.widgets.grouping import GROUPS, USUAL, grouped
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 FRAME_HEADER = "Drover-Frame"  # assets/fleet.js reads it
+TREND_FRESH_S = 4.0  # while days are still counted the browser asks again
 LAYOUT_LEVEL = 6  # of gzip: a tenth of its size, and it seldom changes
 PACKAGE = Path(__file__).parents[1]
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css"}
@@ -36,10 +38,13 @@ MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css"}
 
 def build() -> st.App:
     streamlit_mends.mend()
+    client.share_moment(moment.at_ms)
     routes = [
         Route("/drover/assets/{path:path}", asset),
         Route("/drover/layout", layout),
         Route("/drover/picture", picture),
+        Route("/drover/playback", playback),
+        Route("/drover/trend", trend),
         Route("/drover/clusters", strips),
         Route("/drover/frame", frame.frame),
         Route("/drover/search", frame.search),
@@ -143,3 +148,29 @@ def picture(request: Request) -> Response:
     if not isinstance(found, Frame):
         return JSONResponse({"trouble": trouble_line(found)}, 503)
     return _unpacked_if_asked(request, found.body, "application/octet-stream", found.header)
+
+
+def playback(request: Request) -> Response:
+    """All frames of a time (`from`, `to` in seconds), for the picture that plays it."""
+    color_by = request.query_params.get("color_by", "health")
+    if color_by != "health" and color_by not in {metric.name for metric in metrics()}:
+        return JSONResponse({"trouble": f"unknown metric {json.dumps(color_by)}; choose one of the list"}, 400)
+    given = [request.query_params.get(name, "") for name in ("from", "to")]
+    if not all(text.isdecimal() and len(text) <= 10 for text in given):
+        return JSONResponse({"trouble": "no time to play: give from and to in seconds"}, 400)
+    if (fleet := frame.fleet_of(request)) is None:
+        return frame.no_cluster(request)
+    found = fleet_picture.frames(fleet, color_by, int(given[0]) * 1000, int(given[1]) * 1000)
+    if not isinstance(found, Frame):
+        return JSONResponse({"trouble": trouble_line(found)}, 503)
+    return _unpacked_if_asked(request, found.body, "application/octet-stream", found.header)
+
+
+def trend(request: Request) -> Response:
+    """The fleet by day. A thread of its own waits for the collector: no page does."""
+    if (fleet := frame.fleet_of(request)) is None:
+        return frame.no_cluster(request)
+    answer = fleet.ask(methods.GET_TREND, pb.TrendRequest(), fresh_s=TREND_FRESH_S)
+    if answer.value is None:
+        return JSONResponse({"trouble": trouble_line(answer.trouble) if answer.trouble else "no trend"}, 503)
+    return JSONResponse(trends.content(answer.value), headers={"Cache-Control": "no-store"})

@@ -38,11 +38,12 @@ def show(key: str, groups: Sequence[Group], span_ms: int, who: view.Viewer) -> N
     """Draw the strip of what happened on these nodes, then the charts. `key`: of the page and what it shows."""
     from_ms, to_ms = charts.window(who.now_ms - span_ms, who.now_ms)
     nodes = {target.node for group in groups for target in group.targets}
-    lane = strip.incidents(_incidents(nodes), who)
-    clicked = strip.show(f"{key}_strip", [lane], from_ms, to_ms, who)
+    changed = strip.ask_changes(f"{key} {' '.join(sorted(nodes))} {time_range.named()}", nodes, from_ms, to_ms, who)
+    lanes = [strip.incidents(_incidents(nodes), who), changed]
+    clicked = strip.show(f"{key}_strip", lanes, from_ms, to_ms, who)
     if clicked:
         st.switch_page(view.INCIDENTS, query_params={"id": clicked, "state": "all"})
-    marks = strip.moments([lane], from_ms, to_ms)
+    marks = strip.moments(lanes, from_ms, to_ms)
     drawn = [chart for group in groups if group.targets for chart in _charts(key, group, (from_ms, to_ms), who)]
     columns = st.columns(2, gap="medium")
     for number, chart in enumerate(drawn):

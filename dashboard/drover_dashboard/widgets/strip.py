@@ -6,13 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from drover_core.model.events import Event, Incident
+from drover_dashboard import client
 from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets import view
 from drover_dashboard.widgets.components import component
+from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
 MOST = 60  # parts of a lane: more would be a wall; the newest stay
 ROWS = 4  # of a lane
+MOST_NODES = 1000  # that one question names
 TEXT = 300  # characters of a tooltip
 
 
@@ -23,7 +26,7 @@ class Part:
     Attributes:
         word: stands next to it where there is room.
         text: its tooltip.
-        look: critical, warning, info, action or event.
+        look: critical, warning, info, action, event, change or maintenance.
         id: of the incident that a click opens; "": none.
     """
 
@@ -77,6 +80,28 @@ def events(found: Iterable[Event] | None, who: view.Viewer) -> Lane:
     return Lane("Events", list(parts.values()), found is not None)
 
 
+OF_CHANGES = {"collector": "collector", "agent": "agents", "maintenance": "maintenance", "policy": "policy"}
+
+
+def changes(found: Iterable[pb.Change] | None, who: view.Viewer) -> Lane:
+    """Starts and upgrades of agents and collectors, changes of the policy, maintenance windows. None: not known."""
+    parts = []
+    for one in found or ():
+        word = OF_CHANGES.get(one.kind, one.kind)
+        word = f"{word} started" if one.kind in ("collector", "agent") else word
+        text = f"{who.clock(one.from_ms)} {who.localize(one.text)}"
+        to_ms = one.to_ms if one.kind == "maintenance" else one.from_ms
+        parts.append(Part(one.from_ms, to_ms, word, text, "maintenance" if one.kind == "maintenance" else "change"))
+    return Lane("Changes", parts, found is not None)
+
+
+def ask_changes(key: str, nodes: Iterable[str], from_ms: int, to_ms: int, who: view.Viewer) -> Lane:
+    """The lane of what changed on these nodes (none: on all) and on the collector. `key`: of the page and its time."""
+    request = pb.ChangesRequest(from_ms=from_ms, to_ms=to_ms, nodes=sorted(set(nodes))[:MOST_NODES])
+    answer = client.fleet().ask(methods.LIST_CHANGES, request, key)
+    return changes(answer.value.changes if answer.value is not None else None, who)
+
+
 def moments(lanes: Iterable[Lane], from_ms: int, to_ms: int) -> list[int]:
     """When something began, for the faint lines in the charts."""
     return sorted({part.low_ms for lane in lanes for part in within(lane, from_ms, to_ms) if part.low_ms >= from_ms})
@@ -113,7 +138,7 @@ def show(key: str, lanes: Sequence[Lane], from_ms: int, to_ms: int, who: view.Vi
     data = {
         "from_s": from_ms / 1000, "to_s": to_ms / 1000,
         "from": who.clock(from_ms), "to": who.clock(to_ms),
-        "lanes": drawn, "empty": "No incident, action or event in this time.",
+        "lanes": drawn, "empty": "No incident, action, change or event in this time.",
     }  # fmt: skip
     shown = component("strip")(key=key, data=data, on_open_change=lambda: None, height="content")
     opened: str | None = shown.open

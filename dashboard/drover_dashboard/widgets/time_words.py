@@ -53,6 +53,16 @@ def range_of(text: str, now_ms: int, where: tzinfo) -> tuple[int, int] | None:
     return (from_ms, to_ms) if from_ms >= 0 and LEAST_MS <= to_ms - from_ms <= MOST_MS else None
 
 
+def moment_of(text: str, now_ms: int, where: tzinfo) -> int | None:
+    """Return the moment in ms that `text` names in the zone `where`; None: it is none, or lies ahead."""
+    now = datetime.fromtimestamp(now_ms / 1000, where)
+    try:
+        found = round(_moment(text.strip().lower(), now).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return None
+    return found if 0 <= found < now_ms else None
+
+
 def _one(text: str, now: datetime) -> tuple[datetime, datetime]:
     if not _CLOCK.search(text) and not _ISO.fullmatch(text):
         day = _date(text, now)

@@ -26,6 +26,7 @@ SILENCES, AUDIT = PAGES / "silences.py", PAGES / "audit.py"
 PROBES = PAGES / "probes.py"
 RISK, CAPACITY, SYSTEM = PAGES / "risk.py", PAGES / "capacity.py", PAGES / "system.py"
 JOB, FABRIC, THERMALS = PAGES / "job.py", PAGES / "fabric.py", PAGES / "thermals.py"
+OF_THE_PAST = (FLEET, INCIDENTS, NODE, JOB, FABRIC, THERMALS)  # can show a moment of the past (`moment`)
 ALL_PAGES = (FLEET, INCIDENTS, NODE, JOB, FABRIC, THERMALS, PROBES, RISK, CAPACITY, POLICY, SILENCES, AUDIT, SYSTEM)
 
 
@@ -55,7 +56,8 @@ class Viewer:
 
 
 def viewer() -> Viewer:
-    return Viewer(fmt.zone(st.context.timezone), time.time_ns() // 1_000_000)
+    """Its clock stands at the moment that the page shows."""
+    return Viewer(fmt.zone(st.context.timezone), client.moment_ms() or time.time_ns() // 1_000_000)
 
 
 def trouble(key: str, found: Trouble | None, as_of_ms: int, who: Viewer) -> None:
@@ -109,6 +111,8 @@ def health_cell(health: str, reason: str = "") -> Cell:
 def href(page: Path, **params: str | int | None) -> str:
     """A link for the browser to one of the pages above."""
     given = {key: value for key, value in params.items() if value is not None}
+    if "at" not in given and page in OF_THE_PAST and client.moment_ms():
+        given["at"] = st.query_params["at"]
     if "cluster" not in given and (cluster := client.fleet_name()):
         given = {"cluster": cluster, **given}
     return f"{page.stem}?{urlencode(given)}"

@@ -14,8 +14,9 @@ import grpc
 import numpy as np
 import pytest
 
-from drover_collector.api import job_loss
+from drover_collector.api import job_loss, trend
 from drover_collector.api import ledger as api
+from drover_collector.api.trend_days import TrendCache
 from drover_collector.config import CollectorConfig, CostConfig, SkuPrice
 from drover_collector.store import EntityRow, SampleBatch, Store, entity_id
 from drover_core.jobs.checkpoint import CheckpointReport, to_message
@@ -127,6 +128,18 @@ def test_rollups_holds_and_incidents_give_exact_shares(store: Store) -> None:
     # Three readings, each at the end of its 5 minutes: the first 5 are not known.
     assert (reply.fleet_energy.mj, reply.fleet_energy.known_ms) == (600 * WATTS * 1000, 600 * S)
     assert [row.name for row in reply.nodes] == ["n0", "n1"]  # 160 s were taken from each
+
+
+def test_a_day_of_the_trend_is_what_the_ledger_says_and_one_without_data_a_gap(store: Store) -> None:
+    facts = facts_of(store)
+    facts.trend = TrendCache()
+    before, day = trend.get_trend(facts, pb.TrendRequest(days=2)).days
+    total = api.get_ledger(facts, pb.LedgerRequest(from_ms=day.from_ms, to_ms=END + 20 * S)).total
+    assert (day.goodput, day.gpu_hours_lost) == (total.goodput, (80 + 240) / 3600)
+    # Three buckets of 5 minutes with 4, 2 and 4 GPUs of 600 W; one idles in the last.
+    assert (day.util_ratio, day.power_w) == (pytest.approx(0.9), pytest.approx(2000))
+    assert not before.pending
+    assert not any(before.HasField(name) for name in ("util_ratio", "power_w", "gpu_hours_lost", "goodput"))
 
 
 def test_checkpoints_are_known_to_the_millisecond_and_of_very_many_the_newest(

@@ -19,6 +19,8 @@ from drover_core.model.events import (
     to_json,
 )
 
+AS_OF_MAX = 10_000  # incidents of one moment
+
 
 class IncidentTable:
     """Incidents: the newest version of an id is its state."""
@@ -63,6 +65,21 @@ class IncidentTable:
         found = self._clients.rows(
             "SELECT json FROM incidents WHERE (id, version, updated) IN"
             f" (SELECT id, last.1, last.2 FROM ({chosen})) ORDER BY opened DESC, id LIMIT 1 BY id"
+        )
+        return [from_json(Incident, row["json"]) for row in found]
+
+    def as_of(self, at_ms: int, since_ms: int) -> list[Incident]:
+        """Return each incident's version of a time, newest first: those open then, or closed in [since_ms, at_ms]."""
+        newest = "(version, updated)"
+        chosen = (
+            f"SELECT id, max({newest}) AS last, argMax(isNotNull(closed), {newest}) AS shut,"
+            f" argMax(ifNull(closed, {sql_timestamp(0)}), {newest}) AS closed_at FROM incidents"
+            f" WHERE opened <= {sql_timestamp(at_ms)} AND updated <= {sql_timestamp(at_ms)}"
+            f" GROUP BY id HAVING NOT shut OR closed_at >= {sql_timestamp(since_ms)}"
+        )
+        found = self._clients.rows(
+            "SELECT json FROM incidents WHERE (id, version, updated) IN"
+            f" (SELECT id, last.1, last.2 FROM ({chosen})) ORDER BY opened DESC, id LIMIT 1 BY id LIMIT {AS_OF_MAX}"
         )
         return [from_json(Incident, row["json"]) for row in found]
 

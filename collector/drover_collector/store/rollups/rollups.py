@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.store.clickhouse.client import Clients
-from drover_collector.store.records import Ids, Totals
+from drover_collector.store.records import FleetLoad, Ids, Totals
 from drover_collector.store.rollups.dirty_ranges import (
     CHUNK_MS,
     DirtyRange,
@@ -31,7 +31,7 @@ from drover_collector.store.samples.spans import Span, merged
 from drover_collector.store.schema.tables import rollup_table, samples_table
 from drover_collector.store.sql import millis, sql_time_range, sql_timestamp
 from drover_collector.store.table_writer import WriteFence
-from drover_core.metrics.catalog import Scope, of_scope
+from drover_core.metrics.catalog import BY_NAME, Scope, of_scope
 
 SLICE_BITS = 4  # samples are counted by the highest bits of their entity's id, so that few are counted again
 SHRINK_MS = 3_600_000  # a long dirty range is stored again when so much of it is done
@@ -158,6 +158,19 @@ class Rollups:
         """Return the level that holds whole buckets of 10 s: their rollup if it is complete, else None: the samples."""
         upto_ms, holes = self.rolled_up(scope, "10s", span)
         return "10s" if upto_ms >= span[1] and not holes else None
+
+    def fleet_load(self, from_ms: int, to_ms: int) -> FleetLoad:
+        """Return how much the GPUs that report had to do in a time, by the rollups of 5 minutes."""
+        util, power = BY_NAME["gpu_util_ratio"], BY_NAME["power_w"]
+        row = self._clients.rows(
+            f"SELECT avg(`{util.name}`) AS util, sum(`{power.name}`) AS power, uniqExact(ts) AS buckets,"
+            f" uniqExactIf(ts, isNotNull(`{power.name}`)) AS powered"
+            f" FROM {rollup_table(Scope.GPU, '5m')} FINAL WHERE {sql_time_range(from_ms, to_ms)}"
+        )[0]
+        return FleetLoad(
+            row["buckets"], None if row["util"] is None else util.decode(row["util"]),
+            power.decode(row["power"] / row["powered"]) if row["powered"] else None,
+        )  # fmt: skip
 
     def sample_count(self) -> int:
         """Return how many values are stored; an estimate for hours that are dirty as a whole."""

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
-
 from drover_simulator.strangers.writer import CaseWriter, iso
 
 from .faults import FAULTS, LATE, WIDE
@@ -152,7 +151,7 @@ def finish(place: Place, plan: Plan) -> None:
         heat = (
             row["kind"] == "thermal"
             and row["hardware"]
-            and (row["cause"] in ("cooling", "hbm") or (row["cause"] == "fan" and "fan_min_rpm" not in place.ncols))
+            and (row["cause"] in ("cooling", "hbm") or row["cause"] == "fan" and "fan_min_rpm" not in place.ncols)
         )
         if heat:
             i = f.first[f.names.index(row["node"])] + (row["gpu"] or 0)

@@ -11,14 +11,14 @@ from .place import MIN, SYNC, Place
 # ---- stragglers: 3 to 35 % of a job's speed (Falcon, MegaScale: most between 5 and 40 %) -----------------------------
 def _straggler(pl: Place, cause: str) -> bool:
     f, rng, p = pl.f, pl.rng, pl.plan
-    if (cause == "nic" and not pl.lcols) or (cause == "unexplained" and "sm_active_ratio" not in pl.cols):
+    if cause == "nic" and not pl.lcols or cause == "unexplained" and "sm_active_ratio" not in pl.cols:
         return False
     t0, t1 = pl.window()
 
     def fits(j):
         multi = len(set(f.node_of[j.gpus].tolist())) >= 2
         return (
-            (multi or (len(j.gpus) >= 4 and cause != "host"))
+            (multi or len(j.gpus) >= 4 and cause != "host")
             and pl.job_free(j, t0, t1)
             and (cause != "nic" or j.par.get("tn", 0) > 0.02)
             and (cause != "nvlink" or j.par.get("tl", 0) > 0.02)
@@ -660,7 +660,7 @@ def xid(pl: Place) -> bool:
     p.sets.append((t0 + 1, "action", me, 2.0 if code == 79 else 1.0))
     pl.kill(i, t0 + rng.uniform(2, 40), without=[node])
     end = pl.repair(node, t0 + 45, me)
-    if code in (79, 143) or (code in (119, 120, 167) and rng.random() < 0.5):
+    if code in (79, 143) or code in (119, 120, 167) and rng.random() < 0.5:
         p.gpu_gone.append((me, t0 + rng.uniform(0, 15), end))
         pl.event(t0 + 16, i, "lifecycle", "gpu_lost", "GPU no longer answers")
     for other in f.gpus(node)[rng.random(f.boards[node].gpus) < 0.3]:

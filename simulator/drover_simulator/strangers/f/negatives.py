@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .jobs import Job, mix
-from .place import SYNC, Place
+from .place import MIN, SYNC, Place
 
 
 def _whole(pl: Place, kind, cause, t0, t1, job, **more):
