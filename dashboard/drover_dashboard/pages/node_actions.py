@@ -9,7 +9,7 @@ from drover_dashboard import client
 from drover_dashboard.pages import approval_form as answering
 from drover_dashboard.server import signin
 from drover_dashboard.server.auth_settings import Person
-from drover_dashboard.widgets import cluster_choice, view
+from drover_dashboard.widgets import cluster_choice, refusals, view
 from drover_dashboard.widgets.table import (
     Cell,
     Column,
@@ -87,12 +87,12 @@ def _form(node: str, act: str, person: Person) -> None:
             force = at_once and st.checkbox("At once, without probes", key=client.scoped("force"))
         label = cluster_choice.inside(f"{act.capitalize()} {node}")
         sent = st.form_submit_button(label, type="primary", key=client.scoped(f"send_{act}"))
-    if not sent or answering.lacks(act, name, why):
+    key = f"{act}_{node}"
+    refusals.keep(key, sent)
+    if not sent or answering.lacks(key, name, why):
         return
     if held and not force:
-        view.notice(
-            "unforced", "trouble", "The guard holds it back: say that it is to be done all the same, or leave it."
-        )
+        refusals.refuse(key, "The guard holds it back: say that it is to be done all the same, or leave it.")
         return
     _do(node, act, name, why, level, force)
 
@@ -134,7 +134,7 @@ def _do(node: str, act: str, name: str, why: str, level: str, force: bool) -> No
         said = f"{state}{f': {reply.detail}' if reply.detail else ''}"
         result = f"{act.capitalize()} {cluster_choice.inside(node)}: {said} (by {name.strip()})."
     if not done:
-        view.trouble(f"act_{act}", trouble, 0, view.viewer())
+        refusals.fail(f"{act}_{node}", trouble)
         return
     st.session_state[client.scoped(SAID)], st.session_state[client.scoped(OPEN)] = result, None
     st.rerun()
