@@ -33,11 +33,12 @@ NODES, SEED = 32, 7
 SLOW, HOT, FAILED, FALLEN = ("r01n02", 3), ("r02n04", 5), ("r02n03", 2), ("r04n03", 1)
 FLAPPING, LEAF = "r02n06", "leaf01"  # one node, not the switch above it
 WARM_RACK = "r04"
+PAST_S = 240.0  # a rack is warmer than it was: the detector learns 180 s of its air before it judges it
 EMPTY = "r04n06"  # nobody's; a person drains it, and it is well
 FAULTS = [
     Fault("straggler", "power_cap", *SLOW, 5.0, None, 0.3),
     Fault("thermal", "cooling", *HOT, 5.0, None, 1.8, 10.0),
-    Fault("thermal", "inlet", "r04n01", None, 5.0, None, 11.0, 20.0),
+    Fault("thermal", "inlet", "r04n01", None, PAST_S, None, 11.0, 20.0),
     Fault("memory", "row_remap_failure", *FAILED, 8.0, None, 1.0),
     Fault("xid", "fallen_off_bus", *FALLEN, 10.0, None, 1.0),
     Fault("link", "ib_flap", FLAPPING, None, 8.0, None, 1.0),

@@ -201,7 +201,9 @@ def links(handling: pb.IncidentHandling | None) -> None:
     """A button for each ticket that is an address."""
     for ticket in list(handling.tickets if handling is not None else ())[-SHOWN_TICKETS:]:
         if ticket.startswith(("https://", "http://")):
-            st.link_button(fmt.plain(ticket_label(ticket)), ticket, icon=":material/open_in_new:", help=fmt.plain(ticket))
+            st.link_button(
+                fmt.plain(ticket_label(ticket)), ticket, icon=":material/open_in_new:", help=fmt.plain(ticket)
+            )
 
 
 def ticket_label(ticket: str) -> str:
