@@ -34,6 +34,7 @@ SLOW, HOT, FAILED, FALLEN = ("r01n02", 3), ("r02n04", 5), ("r02n03", 2), ("r04n0
 FLAPPING, LEAF = "r02n06", "leaf01"  # one node, not the switch above it
 WARM_RACK = "r04"
 PAST_S = 240.0  # a rack is warmer than it was: the detector learns 180 s of its air before it judges it
+FREE = "r04n07"  # nobody's, and in service
 EMPTY = "r04n06"  # nobody's; a person drains it, and it is well
 FAULTS = [
     Fault("straggler", "power_cap", *SLOW, 5.0, None, 0.3),
@@ -64,6 +65,7 @@ class Live:
     stub: FleetStub
     folder: Path
     job: str = ""  # that the slow GPU holds up
+    serial: str = ""  # of the slow GPU
 
     def incidents(self) -> list[Incident]:
         reply = self.stub.ListIncidents(pb.ListIncidentsRequest(state="open"), timeout=20)
@@ -133,6 +135,8 @@ def live(folder: Path) -> Iterator[Live]:
         wait_until(made.pending, "a drain waits for a person", FOUND_S)
         slow = made.found(EXPECTED["the slow GPU"])
         made.job = (slow.job if slow else None) or ""
+        gpus = stub.GetNode(pb.NodeRequest(node=SLOW[0]), timeout=20).gpus
+        made.serial = next(gpu.serial for gpu in gpus if gpu.gpu == SLOW[1])
         yield made
 
 
