@@ -45,6 +45,8 @@ FAULTS = [
     Fault("link", "ib_flap", FLAPPING, None, 8.0, None, 1.0),
 ]
 FOUND_S = 900.0
+# A warm rack and five more nodes in trouble: with the usual 0.7 the guard would hold each drain, also one by hand.
+GUARD = "\n[guard]\nmin_healthy_ratio = 0.5\n"
 SETTINGS = """[cost]
 currency = "EUR"
 gpu_hour = 2.5
@@ -103,7 +105,7 @@ def live(folder: Path) -> Iterator[Live]:
     settings = SETTINGS.format(python=sys.executable, scheduler=scheduler, folder=folder)
     agents, api, port = (free_port() for _ in range(3))
     preset = Path(drover_collector.__file__).parent / "policy" / "presets" / "nvidia.toml"
-    (folder / "policy.toml").write_text(preset.read_text().replace('mode = "observe"', 'mode = "approve"'))
+    (folder / "policy.toml").write_text(preset.read_text().replace('mode = "observe"', 'mode = "approve"') + GUARD)
     (folder / "fleet.toml").write_text(dump_toml(build_fleet(NODES, SEED)))
     (folder / "faults.json").write_text(dump_faults(FAULTS))
     (folder / "collector.toml").write_text(
