@@ -116,7 +116,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="drover-shots-") as name, sync_playwright() as play:
         browser, folder = play.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS), Path(name)
         if given.url:
-            fleet = Live(given.url, given.api, FleetStub(grpc.insecure_channel(given.api)), folder, given.job)
+            fleet = Live(
+                given.url.rstrip("/"), given.api, FleetStub(grpc.insecure_channel(given.api)), folder, given.job
+            )
             wrong += looked_at(browser, fleet.url, _paths(fleet, given.only), given.out)
         else:
             with live(folder) as fleet:
