@@ -114,7 +114,7 @@ def test_a_form_hands_over_and_what_was_not_stored_stays_in_it(
     press(app, "Save")
     assert app.text_area(key="text_note_i1").value == "**new** board <b>today</b>"
     refused = said(app)
-    assert "Fill in" not in refused, "it was judged anew"
+    assert "Fill in" not in refused, "it was judged again"
     app.run()
     assert said(app) == refused, "why it was not stored outlasts a refresh"
     chosen.refuses = ""

@@ -15,7 +15,7 @@ STANDS_S = 120.0  # then it is old: what was in the way may have gone
 
 
 def keep(key: str, sent: bool) -> None:
-    """Draw why the form `key` was refused last. `sent`: it has just been sent again, which is judged anew."""
+    """Draw why the form `key` was refused last. `sent`: it has just been sent again, which is judged again."""
     name = _name(key)
     text, until_s = st.session_state.get(name, ("", 0.0))
     with view.place():
