@@ -49,7 +49,7 @@ def pages(fleet: Live) -> dict[str, tuple[str, str, tuple[str, ...]]]:
         "capacity": ("/capacity", "light", ("GPU-hours that faults cost", "GPUs of each pool, now", "leaf02")),
         "policy": ("/policy", "dark", ("Had it enforced in", "Held back, and what enforcing", "Rules: the first")),
         "silences": ("/silences", "light", ("Maintenance windows", "fan tray", "burn-in")),
-        "audit": ("/audit?by=Drover+too", "dark", ("fan replaced, ticket 4502", "drain r04n06")),
+        "audit": ("/audit?by=Drover+too", "dark", ("fan replaced, ticket 4502", "in force from this start on")),
         "node": (f"/node?node={SLOW[0]}&gpu={SLOW[1]}", "light", ("last report", "Inventory", "Events")),
         "probes": (f"/probes?node={EMPTY}", "light", ("Between its GPUs, GB/s", "passed", "History: gemm_bf16")),
         "system": ("/system", "dark", ("Connected now", "Detector", "Newest write took")),

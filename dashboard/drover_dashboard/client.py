@@ -227,10 +227,6 @@ class FleetClient:
         finally:
             self._acted_ms = self._now_ms()
 
-    def now_ms(self) -> int:
-        """Return the time of the clock by which answers age."""
-        return self._now_ms()
-
     def status(self) -> Answer[pb.Status]:
         return self.ask(methods.GET_STATUS, pb.StatusRequest())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 from urllib.parse import urlencode
 
@@ -94,7 +95,7 @@ def _of_one(fleet: FleetClient) -> dict[str, Any]:
 def _over(fleet: FleetClient) -> list[dict[str, Any]] | None:
     """What opened in the last days and is over, the newest first; None: not known."""
     request = pb.ListIncidentsRequest(state="closed", limit=OVER, sort="newest")
-    request.since_ms = fleet.now_ms() - round(OVER_DAYS * 86_400_000)
+    request.since_ms = time.time_ns() // 1_000_000 - round(OVER_DAYS * 86_400_000)
     answer = fleet.ask(LIST_INCIDENTS, request, "over", fresh_s=OVER_FRESH_S)
     if answer.value is None:
         return None
