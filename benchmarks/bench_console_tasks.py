@@ -180,7 +180,7 @@ def by_hand(walk: Walk) -> str:
 
 
 def _act(walk: Walk, act: str) -> None:
-    walk.click(walk.page.get_by_role("button", name=f"{act} ...", exact=True))
+    walk.click(walk.page.get_by_role("button", name=f"{act} ...", exact=True).first)
     send = walk.page.get_by_role("button", name=f"{act} {FREE}", exact=True)
     walk.look(send)
     name = walk.page.locator(".st-key-node_act").get_by_label("Your name")
