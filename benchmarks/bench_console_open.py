@@ -50,7 +50,7 @@ def pages(job: str, incident: str) -> dict[str, tuple[str, str]]:
         "job": (f"job?job={job}", "Its GPUs against each other"),
         "fabric": ("fabric?leaf=leaf01", "Sent / received"),
         "thermals": ("thermals?rack=r02", "r02n08"),
-        "probes": ("probes", "Ask for one with"),
+        "probes": ("probes", "Ask for one on"),
         "risk": ("risk", "this ranking"),
         "capacity": ("capacity", "Free GPUs under each leaf"),
         "policy": ("policy", "Breaker"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 from drover_collector.store import Store
 from drover_core.model.events import (
@@ -31,6 +32,8 @@ from drover_core.model.events import (
 
 NODE, GPU = "r02n07", 3  # drained last Tuesday
 RISKY = ("r03n02", 6)  # failed again and again, and is well now
+NIGHT = ("r03n05", 2)  # had a fault at 03:12 of last night, where its people are
+ZONE = ZoneInfo("Europe/Berlin")
 BY = "alex@example.com (console)"
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 
@@ -39,6 +42,13 @@ def last_tuesday(now: datetime) -> datetime:
     """9:12 UTC of the newest Tuesday before today."""
     back = (now.weekday() - 1) % 7 or 7
     return (now - timedelta(days=back)).replace(hour=9, minute=12, second=0, microsecond=0)
+
+
+def last_night(now: datetime) -> datetime:
+    """The newest 03:12 in `ZONE` that is an hour past."""
+    local = now.astimezone(ZONE)
+    night = local.replace(hour=3, minute=12, second=0, microsecond=0)
+    return night if local - night > timedelta(hours=1) else night - timedelta(days=1)
 
 
 def _incident(
@@ -68,6 +78,10 @@ def write(store: Store, now: datetime) -> None:
                 24.0, 6.0 * number,
             )
         )  # fmt: skip
+    night_ms = round(last_night(now).timestamp() * 1000)
+    incidents.append(
+        _incident("7165705a0312", *NIGHT, night_ms, 40 * MINUTE_MS, "94", "contained memory error", 0.7, 0.0)
+    )
     store.incidents.write(incidents)
     decision = Decision(
         "7ue5d0001", story.id, at_ms + 2_000, NODE, RecommendedAction.DRAIN, "approve", "pending_approval",

@@ -33,16 +33,20 @@ NODES, SEED = 32, 7
 SLOW, HOT, FAILED, FALLEN = ("r01n02", 3), ("r02n04", 5), ("r02n03", 2), ("r04n03", 1)
 FLAPPING, LEAF = "r02n06", "leaf01"  # one node, not the switch above it
 WARM_RACK = "r04"
+PAST_S = 240.0  # a rack is warmer than it was: the detector learns 180 s of its air before it judges it
+FREE = "r04n07"  # nobody's, and in service
 EMPTY = "r04n06"  # nobody's; a person drains it, and it is well
 FAULTS = [
     Fault("straggler", "power_cap", *SLOW, 5.0, None, 0.3),
     Fault("thermal", "cooling", *HOT, 5.0, None, 1.8, 10.0),
-    Fault("thermal", "inlet", "r04n01", None, 5.0, None, 11.0, 20.0),
+    Fault("thermal", "inlet", "r04n01", None, PAST_S, None, 11.0, 20.0),
     Fault("memory", "row_remap_failure", *FAILED, 8.0, None, 1.0),
     Fault("xid", "fallen_off_bus", *FALLEN, 10.0, None, 1.0),
     Fault("link", "ib_flap", FLAPPING, None, 8.0, None, 1.0),
 ]
 FOUND_S = 900.0
+# A warm rack and five more nodes in trouble: with the usual 0.7 the guard would hold each drain, also one by hand.
+GUARD = "\n[guard]\nmin_healthy_ratio = 0.5\n"
 SETTINGS = """[cost]
 currency = "EUR"
 gpu_hour = 2.5
@@ -63,6 +67,7 @@ class Live:
     stub: FleetStub
     folder: Path
     job: str = ""  # that the slow GPU holds up
+    serial: str = ""  # of the slow GPU
 
     def incidents(self) -> list[Incident]:
         reply = self.stub.ListIncidents(pb.ListIncidentsRequest(state="open"), timeout=20)
@@ -100,7 +105,7 @@ def live(folder: Path) -> Iterator[Live]:
     settings = SETTINGS.format(python=sys.executable, scheduler=scheduler, folder=folder)
     agents, api, port = (free_port() for _ in range(3))
     preset = Path(drover_collector.__file__).parent / "policy" / "presets" / "nvidia.toml"
-    (folder / "policy.toml").write_text(preset.read_text().replace('mode = "observe"', 'mode = "approve"'))
+    (folder / "policy.toml").write_text(preset.read_text().replace('mode = "observe"', 'mode = "approve"') + GUARD)
     (folder / "fleet.toml").write_text(dump_toml(build_fleet(NODES, SEED)))
     (folder / "faults.json").write_text(dump_faults(FAULTS))
     (folder / "collector.toml").write_text(
@@ -132,6 +137,8 @@ def live(folder: Path) -> Iterator[Live]:
         wait_until(made.pending, "a drain waits for a person", FOUND_S)
         slow = made.found(EXPECTED["the slow GPU"])
         made.job = (slow.job if slow else None) or ""
+        gpus = stub.GetNode(pb.NodeRequest(node=SLOW[0]), timeout=20).gpus
+        made.serial = next(gpu.serial for gpu in gpus if gpu.gpu == SLOW[1])
         yield made
 
 

@@ -97,8 +97,13 @@ class Replayed(FleetServicer):
         ]
         return pb.NodeList(nodes=rows, total=len(found))
 
-    def ListJobs(self, _request: Any, _context: Any) -> pb.JobList:
-        return pb.JobList()
+    def Search(self, request: pb.SearchRequest, _context: Any) -> pb.SearchReply:
+        found = [name for name in self._names if request.text in name]
+        hits = [
+            pb.SearchHit(kind="node", name=n, node=n, state=self._nodes.get(n, "healthy"))
+            for n in found[: request.limit]
+        ]
+        return pb.SearchReply(hits=hits, more=len(found) > len(hits))
 
     def GetNode(self, request: pb.NodeRequest, context: Any) -> pb.NodeDetail:
         if request.node not in self._names:

@@ -22,7 +22,9 @@ class Walk:
     """One task in the browser, begun with the Fleet page open."""
 
     page: Any
+    serial: str = ""  # of a GPU that is looked for
     clicks: int = 0
+    fields: int = 0  # of the clicks, those into a field
     typed: int = 0  # characters
     scrolls: int = 0
     began_s: float = field(default_factory=time.monotonic)
@@ -39,8 +41,24 @@ class Walk:
     def write(self, found: Any, text: str) -> None:
         """Click into a field and type."""
         self.click(found)
+        self.fields += 1
         self.page.keyboard.type(text)
         self.typed += len(text)
+
+    def find(self, text: str) -> None:
+        """By the search: `/`, the text, Enter on the first that it finds."""
+        self.search(text)
+        self.page.keyboard.press("Enter")
+
+    def search(self, text: str) -> Any:
+        """Type it into the search; the row of what it found first."""
+        self.page.keyboard.press("/")
+        self.page.get_by_role("combobox", name="Search the fleet").wait_for()
+        self.page.keyboard.type(text)
+        self.typed += len(text) + 1
+        hit = self.page.locator("#hits [role=group][aria-label=GPUs] .hit").first
+        self.look(hit)
+        return hit
 
     def look(self, found: Any) -> None:
         """Wait until it is there; one that lies outside the window is scrolled to."""
@@ -59,7 +77,7 @@ class Walk:
 
     def attempted(self, answer: str) -> dict[str, Any]:
         return {
-            "clicks": self.clicks, "typed": self.typed, "scrolls": self.scrolls,
+            "clicks": self.clicks, "fields": self.fields, "typed": self.typed, "scrolls": self.scrolls,
             "seconds": round(time.monotonic() - self.began_s, 1), "answer": " ".join(answer.split())[:300],
         }  # fmt: skip
 
@@ -70,6 +88,7 @@ class Shell:
 
     api: str
     job: str  # that is held up
+    serial: str = ""
     commands: list[str] = field(default_factory=list)
     seconds: float = 0.0
     lines: int = 0

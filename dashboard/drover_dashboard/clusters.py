@@ -28,7 +28,6 @@ FRESH_MS = 12_000  # two questions may take 4 s each (client.DEADLINE_S), and th
 LISTED = 100  # open incidents of each cluster, the worst first
 QUIET_MS = 60_000  # agents send every 5 s, 30 s at most
 FIND_S = 2.0  # a search shows what came until then, and names who did not answer
-FOUND = 20  # of each kind and cluster
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ class Chosen(FleetServicer):
         self.refuses = ""  # this act of a note
         self.asked_filters: list[pb.ListIncidentsRequest] = []
         self.asked_silenced: list[str] = []
+        self.over: list[Incident] = []
         self.strangers: list[str] = []  # nodes that report and are not in the fleet
         self.known, self.packs = 3, True  # GPUs whose metric is known; pictures are packed, as since 0.2.0
         self.acts: list[tuple[str, str, str, str, bool]] = []  # what, of what, why, who, force (4 h of a silence)
@@ -139,6 +140,8 @@ class Chosen(FleetServicer):
         self.asked_silenced.append(request.silenced)
         self.asked_filters.append(request)
         silences = {"i1": self.silence} if self.silence else {}
+        if request.state == "closed":
+            return pb.IncidentList(incidents_json=[to_json(one) for one in self.over], total=len(self.over))
         if (request.silenced == "no" and silences) or (request.silenced == "only" and not silences):
             return pb.IncidentList()
         return pb.IncidentList(incidents_json=[to_json(incident())], total=1, silences=silences,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -14,13 +17,15 @@ import pytest
 import urllib3
 from starlette.requests import Request
 
-from drover_core.model.events import Audit
+from drover_core.model.events import Audit, Incident, from_json
 from drover_dashboard import clusters
 from drover_dashboard.client import FleetClient
 from drover_dashboard.clusters import Clusters
+from drover_dashboard.pages import incident_rows
 from drover_dashboard.server import auth_settings as people
 from drover_dashboard.server import frame
 from drover_dashboard.server.auth_settings import SignIn
+from drover_proto import fleet_pb2 as pb
 from testbed.browsing import barriers, chromium
 from testbed.system_processes import free_port
 from testbed.waiting import wait_until
@@ -58,6 +63,21 @@ def test_what_a_colleague_acknowledged_is_listed_with_his_name_and_does_not_coun
     shared._acted_ms = shared._now_ms()
     (after,) = answered(frame.frame(asked()))["opened"]
     assert (after["handled"], after["calm"]) == ("acknowledged by bo", True)
+
+
+def test_what_opened_and_closed_unseen_is_in_the_frame(shared: FleetClient, chosen) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    (known,) = incident_rows.parse(shared.incidents("open").value)
+    over = replace(known, id="i0", opened_ms=now_ms - 600_000, closed_ms=now_ms - 60_000)
+    chosen.over = [over, replace(over, id="old", opened_ms=now_ms - 30 * 86_400_000)]
+    found = answered(frame.frame(asked()))
+    assert [one["id"] for one in found["opened"]] == ["i1"]
+    (one,) = found["over"]
+    assert (one["id"], one["closed_ms"], one["href"]) == ("i0", now_ms - 60_000, "incidents?id=i0&state=all")
+    asked_of = [request for request in chosen.asked_filters if request.state == "closed"]
+    assert len(asked_of) == 1
+    frame.frame(asked())
+    assert [r for r in chosen.asked_filters if r.state == "closed"] == asked_of, "every 10 s, not with each look"
 
 
 def test_a_collector_that_is_away_is_said_and_its_health_is_not(shared: FleetClient, chosen) -> None:
@@ -132,9 +152,16 @@ def console(served: str, chosen: Any, monkeypatch: pytest.MonkeyPatch) -> Iterat
         child.wait(20)
 
 
+def _opened_and_closed(chosen: Any) -> None:
+    """After the last look."""
+    known = from_json(Incident, chosen.ListIncidents(pb.ListIncidentsRequest(), None).incidents_json[0])
+    now_ms = max(time.time_ns() // 1_000_000, known.opened_ms) + 1000
+    chosen.over = [replace(known, id="i0", opened_ms=now_ms, closed_ms=now_ms + 1)]
+
+
 @pytest.mark.system
 @pytest.mark.timeout(120)
-def test_search_bell_and_preferences_by_keyboard(console: str) -> None:
+def test_search_bell_and_preferences_by_keyboard(console: str, chosen: Any) -> None:
     with chromium() as browser:
         page = browser.new_context(timezone_id="Europe/Berlin", color_scheme="light").new_page()
         wrong: list[str] = []
@@ -179,4 +206,8 @@ def test_search_bell_and_preferences_by_keyboard(console: str) -> None:
         page.wait_for_function(f"{dark} === 'rgb(16, 19, 23)'")
         page.get_by_role("heading", level=1, name="System").wait_for()
         assert page.locator(".count").is_hidden(), "it was looked at"
+        _opened_and_closed(chosen)
+        page.locator(".count", has_text="1").wait_for(timeout=20_000)
+        page.locator(".bell").press("Enter")
+        page.locator("#news .news", has_text=re.compile("opened .*, over ")).wait_for()
         assert (page.evaluate("window.owned"), wrong) == (None, [])

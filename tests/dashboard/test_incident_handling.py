@@ -16,7 +16,7 @@ import drover_dashboard
 from drover_core.model.events import Incident, IncidentKind, RecommendedAction, Severity, Silence, to_json
 from drover_core.model.incident_title import MOST_WORDS, WORDS, incident_title
 from drover_dashboard.client import FleetClient
-from drover_dashboard.pages import incident_filters, incident_past, silence_new
+from drover_dashboard.pages import incident_filters, incident_handling, incident_past, silence_new
 from drover_dashboard.server import signin
 from drover_dashboard.server.auth_settings import Person
 from drover_dashboard.widgets import csv_file, table, view
@@ -105,14 +105,21 @@ def test_a_form_hands_over_and_what_was_not_stored_stays_in_it(
     app.text_input(key="who_note_i1").input("alex")
     press(app, "Save")
     assert chosen.acts == [], "nothing is filled in"
+    app.run()
+    assert "Fill in at least one field." in said(app), "a refresh of the page does not take it away"
     app.text_input(key="assign_note_i1").input("bo")
     app.text_input(key="ticket_note_i1").input("https://tickets/OPS-4711")
     app.text_area(key="text_note_i1").input("**new** board <b>today</b>")
     chosen.refuses = "comment"
     press(app, "Save")
     assert app.text_area(key="text_note_i1").value == "**new** board <b>today</b>"
+    refused = said(app)
+    assert "Fill in" not in refused, "it was judged again"
+    app.run()
+    assert said(app) == refused, "why it was not stored outlasts a refresh"
     chosen.refuses = ""
     press(app, "Save")
+    assert said(app) != refused
     assert [act[:2] for act in chosen.acts] == [
         ("assign", "bo"), ("ticket", "https://tickets/OPS-4711"), ("comment", "")
     ], "each once"  # fmt: skip
@@ -120,6 +127,33 @@ def test_a_form_hands_over_and_what_was_not_stored_stays_in_it(
     assert "assigned to bo" in texts_of(drawn["facts"])
     assert "**new** board <b>today</b>" in texts_of(drawn["comments"])
     assert not any("board" in element.value for element in app.markdown), "text, never Markdown"
+
+
+def test_a_forms_refusal_outlasts_a_refresh_and_belongs_to_one_incident(
+    shared: FleetClient, chosen: Any, operator: None, drawn: dict[str, Any]
+) -> None:
+    app = opened("incidents", id="i1")
+    lacks = "Give your name and the reason: both are kept with the answer."
+    press(app, "Silence it")
+    app.run()
+    assert said(app).count(lacks) == 1
+    app.text_input(key="who_silence_i1").input("alex")
+    app.text_input(key="why_silence_i1").input("noise")
+    press(app, "Silence it")
+    assert lacks not in said(app)
+
+
+@pytest.mark.parametrize(
+    ("ticket", "label"),
+    [
+        ("https://tickets.example.com/browse/OPS-4711/", "OPS-4711 (tickets.example.com)"),
+        ("https://good.example.com@bad.example.com/x?y=1", "x?y=1 (bad.example.com)"),
+        ("https://tickets.example.com", "tickets.example.com"),
+        ("http://[", "["),
+    ],
+)
+def test_a_tickets_button_says_whose_ticket_it_is(ticket: str, label: str) -> None:
+    assert incident_handling.ticket_label(ticket) == label
 
 
 def test_a_viewer_sees_who_handles_it_and_has_no_button(

@@ -283,3 +283,28 @@ def test_conditions_stand_on_the_page_where_they_are_read(
     assert [(key, rows[-1].cells[0].text, len(rows)) for key, rows in tables] == (
         [("conditions", "well: 7", 2)] if drawn else []
     )
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("GPU 4", "n1/4"), ("gpu4", "n1/4"), ("4", "n1/4"), ("with GPU 4", "n1/4"), ("n2", "n2/3"), ("n2/4", "n2/4"),
+        ("n2:4", "n2/4"), ("with n2 GPU 4", "n2/4"), ("n2 gpu 4", "n2/4"), ("yesterday", "yesterday"), ("", ""),
+        ("splendid", ""), ("GPU", ""),
+    ],
+)  # fmt: skip
+def test_a_gpu_to_compare_with_is_read_as_the_page_names_it(typed: str, read: str) -> None:
+    assert node_charts._read(typed, "n1", 3, {"n1", "n2"}) == read
+
+
+def test_nvlinks_stand_by_their_other_end_and_one_that_went_down_is_marked() -> None:
+    ends = {f"gpu3.nvlink.{number}": f"switch 0000:0{5 + number % 2}:00.0" for number in range(4)}
+    inventory = ends | {"gpu3.nvlink.4": "", "gpu3.nvlink.5": "", "gpu30.nvlink.0": "gpu x", "gpu3.vbios": "96.00"}
+    rows = [[cell.text for cell in row.cells] for row in node_gpu.links(pb.GpuDetail(gpu=3), inventory)]
+    assert rows == [
+        ["switch 0000:05:00.0", "0, 2", "2"], ["switch 0000:06:00.0", "1, 3", "2"], ["not up any more", "4 to 5", "0"],
+    ]  # fmt: skip
+    assert node_gpu.links(pb.GpuDetail(gpu=1), inventory) == []
+    named = dict(node_gpu._names(pb.GpuDetail(gpu=3), inventory))
+    assert named["Vbios"] == "96.00"
+    assert not any("nvlink" in name.lower() for name in named)

@@ -85,7 +85,7 @@ def test_the_ranking_is_no_prophecy(shared: FleetClient, chosen, measured: bool)
     assert "A ranking, not a prophecy" in said
     assert ("Measured on a public trace, a trace" in said) is measured
     assert ("does not report how good the ranking is" in said) is not measured
-    assert "Of 1 more nodes nothing is known: 2.0 % each" in said
+    assert "1 more nodes show no sign: 2.0 % each" in said
 
 
 # ---- acts

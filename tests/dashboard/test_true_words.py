@@ -140,7 +140,7 @@ def test_nodes_in_trouble_stand_apart_from_those_that_may_fail_next(
     (row,) = drawn["in_trouble"]["rows"]
     assert (row["id"], row["cells"][1]["text"]) == ("i1", "n2")
     assert drawn["risk"]["empty"].startswith("Nothing is known that sets one of the other nodes apart")
-    assert "Of all 1 nodes nothing is known" in said(app)
+    assert "All 1 nodes show no sign" in said(app)
 
 
 def test_a_silent_nodes_host_says_its_time_as_the_page_does(shared: FleetClient, drawn: dict[str, Any]) -> None:

@@ -189,7 +189,7 @@ def test_each_step_is_one_entry_of_the_history_and_says_what_it_shows(console: C
 
 def named(incident: Incident) -> str:
     """The title of its page, where it is of one node."""
-    return f"{fmt.cause(incident.cause)} {incident.node} · Drover"
+    return f"{fmt.capital(fmt.cause(incident.cause))} {incident.node} · Drover"
 
 
 def held_back(page: Any) -> list[Any]:

@@ -229,6 +229,7 @@ def lone_tab(started: Any, theme: str) -> Iterator[Tab]:
         assert not tab.problems
 
 
+MOST_PX = 6000  # of a page's height, which the window is given
 CONTRAST = ("color-contrast",)
 
 
@@ -236,12 +237,11 @@ def barriers(page: Any, rules: Sequence[str] = ()) -> list[str]:
     """What axe-core finds serious or critical on the page as it stands, shadow trees too; `rules`: these alone."""
     page.evaluate(f"() => {{ if (!window.axe) {{ {AXE} }} }}")
     options = {"resultTypes": ["violations"]} | ({"runOnly": list(rules)} if rules else {})
+    size = page.viewport_size
+    high = min(MOST_PX, max(size["height"], page.evaluate(f"{MAIN}?.scrollHeight ?? 0")))
+    page.set_viewport_size({"width": size["width"], "height": high})  # axe passes over what an inner scroll area hides
     found = page.evaluate("(options) => axe.run(document, options)", options)
-    if not found["passes"]:  # axe fails on what lies below the window in an inner scroll area
-        size = page.viewport_size
-        page.set_viewport_size({"width": size["width"], "height": 3000})
-        found = page.evaluate("(options) => axe.run(document, options)", options)
-        page.set_viewport_size(size)
+    page.set_viewport_size(size)
     assert found["passes"], "it looked"
     return [
         f"{rule['id']} ({rule['impact']}): {one['target']} {one['html'][:160]} {one.get('failureSummary', '')[:200]}"

@@ -12,6 +12,7 @@ from drover_cli.commands.export import moment
 from drover_cli.output import duration, incident_json, message_json, print_json, print_table, where
 from drover_core.clusters import ALL
 from drover_core.model.events import SEVERITY_ORDER, WANTED_ORDER, Incident, IncidentKind, Severity, from_json
+from drover_core.times import iso
 from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
@@ -104,9 +105,10 @@ def _show(incidents: Sequence[tuple[str, Incident, pb.IncidentList]], total: int
     for cluster, i, reply in incidents:
         lasted = duration(((i.closed_ms or now) - i.since_ms) / 1000) + (", closed" if i.closed_ms else "")
         mute = "".join(f"({text}) " for text in (reply.silenced.get(i.id), _who(reply.handling.get(i.id))) if text)
-        row = [i.id, i.severity, i.kind, i.cause, where(i), lasted, i.action, mute + i.summary]
+        since = f"{iso(i.since_ms)[:16]}Z"
+        row = [i.id, i.severity, i.kind, i.cause, where(i), since, lasted, i.action, mute + i.summary]
         rows.append([cluster, *row] if all_ else row)
-    headers = ["ID", "SEVERITY", "KIND", "CAUSE", "WHERE", "FOR", "WANTS", "SUMMARY"]
+    headers = ["ID", "SEVERITY", "KIND", "CAUSE", "WHERE", "SINCE", "FOR", "WANTS", "SUMMARY"]
     print_table(["CLUSTER", *headers] if all_ else headers, rows)
     if total > len(incidents):
         print(f"{len(incidents)} of {total} shown; --limit shows more")

@@ -35,7 +35,7 @@ INLET_S = 30.0
 KEPT_S = 3.0  # every console that is open asks for it
 NO_RACK = "no rack"
 NO_BUDGET = (
-    'Power budgets: fleet.toml gives none, so that power is shown alone; give [[racks]] with names = "r01" and'
+    'No rack has a power budget. To see headroom, give fleet.toml [[racks]] with names = "r01" and'
     " power_budget_w = 40000."
 )
 

@@ -125,14 +125,24 @@ function show(frame, data) {
 }
 
 const seenName = (frame) => `seen.${frame.cluster || frame.data?.cluster || ""}`;
-// What a colleague acknowledged or silenced is listed and not counted.
-const unseen = (frame) => (frame.data?.opened || []).filter((one) => !one.calm && one.opened_ms > Number(kept.read(seenName(frame)) || 0));
+// What a colleague acknowledged or silenced is listed and not counted. What opened and closed between two looks counts;
+// who has never looked missed nothing of it.
+const after = (one, seenMs) => !one.calm && one.opened_ms > seenMs;
+const overSince = (frame) => {
+  const seenMs = Number(kept.read(seenName(frame)) || 0);
+  return seenMs ? (frame.data?.over || []).filter((one) => after(one, seenMs)) : [];
+};
+const unseen = (frame) => {
+  const seenMs = Number(kept.read(seenName(frame)) || 0);
+  return [...(frame.data?.opened || []).filter((one) => after(one, seenMs)), ...overSince(frame)];
+};
 
 function bell(frame, data) {
   const found = unseen(frame), count = frame.part(".count");
   count.hidden = !found.length;
   put(count, found.length > 99 ? "99+" : String(found.length));
-  count.className = `count ${found[0]?.severity || ""}`; // the worst comes first
+  const worst = ["critical", "warning", "info"].find((word) => found.some((one) => one.severity === word));
+  count.className = `count ${worst || ""}`;
   frame.part(".bell").hidden = Boolean(data.signed_out) || (given.several && !frame.cluster); // of all clusters nobody asks
   const said = !data.opened ? "What is open is not known" : found.length ? `${found.length} ${found.length === 1 ? "incident" : "incidents"} opened since your last look` : "No incident opened since your last look";
   const button = frame.part(".bell");
@@ -152,18 +162,20 @@ function news(frame) {
   const fresh = new Set(unseen(frame).map((one) => one.id));
   const head = element("h2", "", frame.part(".bell").title);
   if (!list) return panel.replaceChildren(head, element("p", "", "The collector does not answer."));
-  const sorted = [...list].sort((a, b) => fresh.has(b.id) - fresh.has(a.id) || b.opened_ms - a.opened_ms);
+  const sorted = [...list, ...overSince(frame)].sort((a, b) => fresh.has(b.id) - fresh.has(a.id) || b.opened_ms - a.opened_ms);
   const rows = sorted.slice(0, NEWS_SHOWN).map((one) => {
-    const row = element("a", "news"), sub = element("span", "sub", [one.severity, `opened ${clock(one.opened_ms)}`, one.handled].filter(Boolean).join(" · "));
+    const times = one.closed_ms ? `opened ${clock(one.opened_ms)}, over ${clock(one.closed_ms)}` : `opened ${clock(one.opened_ms)}`;
+    const row = element("a", "news"), sub = element("span", "sub", [one.severity, times, one.handled].filter(Boolean).join(" · "));
     row.href = at(one.href);
     row.append(one.title, sub);
     if (fresh.has(one.id)) sub.append(element("span", "new", "new"));
     return row;
   });
-  const rest = frame.data.open_total - rows.length;
+  const rest = frame.data.open_total - sorted.slice(0, NEWS_SHOWN).filter((one) => !one.closed_ms).length;
   const all = element("a", "news", rest > 0 ? `${rest} more open incidents` : "All incidents");
   all.href = at(`incidents${of(frame.cluster) && `?${of(frame.cluster)}`}`);
-  panel.replaceChildren(head, ...rows, rows.length ? "" : element("p", "", "No open incident."), all);
+  const unknown = frame.data.over ? "" : element("p", "", "What opened and closed meanwhile is not known.");
+  panel.replaceChildren(head, ...rows, rows.length ? "" : element("p", "", "No open incident."), unknown, all);
   frame.lookedMs = frame.data.ts_ms;
 }
 

@@ -2,10 +2,14 @@
 import { element, themeOf, worded } from "./common.js";
 
 const tables = new WeakMap();
+const watched = new WeakMap(); // of a table its newest data: whether it scrolls changes with its room too
+const room = new ResizeObserver((sized) => sized.forEach(({ target }) => reachable(target, watched.get(target))));
 
 export function render({ data, parentElement, setTriggerValue }) {
   const root = parentElement.querySelector(".rows");
   root.classList.toggle("dark", themeOf(root).dark);
+  if (!watched.has(root)) room.observe(root);
+  watched.set(root, data);
   const shown = JSON.stringify(data);
   if (tables.get(parentElement) === shown && root.firstChild) return reachable(root, data); // selection and scroll stay
   tables.set(parentElement, shown);

@@ -9,7 +9,7 @@ import streamlit as st
 from drover_dashboard import client
 from drover_dashboard.pages import approval_form as answering
 from drover_dashboard.server import signin
-from drover_dashboard.widgets import cluster_choice, view
+from drover_dashboard.widgets import cluster_choice, refusals, view
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_methods import ADOPT_NODE
 
@@ -32,13 +32,14 @@ def form(nodes: Sequence[str]) -> None:
             places = [st.text_input(word, key=f"{key}_{word}", max_chars=100) for word in ("Rack", "Leaf", "Pool")]
             name, why = answering.person_and_why(key, person)
             sent = st.form_submit_button(cluster_choice.inside("Adopt it"), type="primary", key=f"{key}_send")
+        refusals.keep(key, sent)
         if not sent or answering.lacks(key, name, why):
             return
         rack, leaf, pool = places
         request = pb.AdoptRequest(node=node, rack=rack, leaf=leaf, pool=pool, why=why, who=name)
         answer = client.fleet().act(ADOPT_NODE, request)
         if answer.value is None:
-            view.trouble(key, answer.trouble, 0, view.viewer())
+            refusals.fail(key, answer.trouble)
             return
         st.session_state[said] = f"{cluster_choice.inside(answer.value.detail)}."
         st.rerun()

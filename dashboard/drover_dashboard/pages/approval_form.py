@@ -11,7 +11,7 @@ from drover_core.model.events import WANTED_ORDER, Decision, RecommendedAction
 from drover_dashboard import client
 from drover_dashboard.server import signin
 from drover_dashboard.server.auth_settings import Person
-from drover_dashboard.widgets import cluster_choice, view
+from drover_dashboard.widgets import cluster_choice, refusals, view
 from drover_dashboard.widgets.components import component
 
 MY_NAME = "my_name"  # of the session: who nobody signs in gives a name once, not in each form
@@ -56,6 +56,7 @@ def ask(waiting: Sequence[Decision], about: Mapping[str, str] | None = None) -> 
             yes = no = below.container(horizontal=True)  # columns cut the words where the form is narrow
             approved = yes.form_submit_button("Approve", type="primary", key=client.scoped(f"yes_{decision.id}"))
             rejected = no.form_submit_button("Reject", key=client.scoped(f"no_{decision.id}"))
+        refusals.keep(decision.id, approved or rejected)
         if approved or rejected:
             _answer(decision, who, why, approved)
 
@@ -115,11 +116,11 @@ def fill_name(key: str) -> None:
 
 
 def lacks(key: str, who: str, why: str) -> bool:
-    """Whether one of them is not given; then it is said."""
+    """Whether one of them is not given; then it is said. `key`: of the form, which draws `refusals.keep`."""
     if who.strip() and why.strip():
         st.session_state[MY_NAME] = " ".join(who.split())
         return False
-    view.notice(f"lacks_{key}", "trouble", "Give your name and the reason: both are kept with the answer.")
+    refusals.refuse(key, "Give your name and the reason: both are kept with the answer.")
     return True
 
 
@@ -128,7 +129,7 @@ def _answer(decision: Decision, who: str, why: str, approved: bool) -> None:
         return
     answer = client.fleet().answer(decision.id, why, who, approved)
     if answer.trouble is not None:
-        view.trouble(f"answer_{decision.id}", answer.trouble, 0, view.viewer())
+        refusals.fail(decision.id, answer.trouble)
         return
     said = "Approved" if approved else "Rejected"
     wish = decision.what if decision.node else "to go on with the mass event"

@@ -148,7 +148,7 @@ def lost(reply: pb.Capacity, days: float) -> None:
         _remarks(reply)
     clicked = table(
         "dearest",
-        (Column("The dearest incident of each cause"), Column("Hours", "right")),
+        (Column("Costliest incident of each cause"), Column("Hours", "right")),
         [
             Row(
                 (Cell(fmt.kind_and_cause(row.kind, row.cause)), Cell(fmt.hours(row.lost + row.waited))),
@@ -215,7 +215,9 @@ def leafs(reply: pb.Capacity) -> None:
             most = max(leaf.free_nodes for leaf in reply.leafs)
             more = f" {len(rows) - SHOWN_LEAFS} more leafs have free GPUs." if len(rows) > SHOWN_LEAFS else ""
             view.notice(
-                "largest", "remark", f"Nodes of the largest job of whole nodes that fits under one leaf: {most}.{more}"
+                "largest",
+                "remark",
+                f"Largest job of whole nodes that fits under one leaf: {fmt.several(most, 'node')}.{more}",
             )
 
 

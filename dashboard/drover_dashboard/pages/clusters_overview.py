@@ -1,40 +1,23 @@
-"""All clusters on one page: a strip for each, a search over all, the open incidents of all, the worst first."""
+"""All clusters on one page: a strip for each, the open incidents of all, the worst first. The frame's search looks in
+all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import streamlit as st
 
-from drover_core.model.events import Incident
 from drover_dashboard import clusters
-from drover_dashboard.client import Answer, FleetClient
 from drover_dashboard.clusters import ClusterIncident, Clusters
 from drover_dashboard.pages import incident_rows
 from drover_dashboard.widgets import address, cluster_choice, view
 from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets.table import Cell, Column, Mark, Row, table
-from drover_proto import fleet_methods as methods
-from drover_proto import fleet_pb2 as pb
 
 COLUMNS = (Column("Cluster"), *incident_rows.COLUMNS)
-FOUND_COLUMNS = (Column("Cluster"), Column("Found"), Column("What", wrap=True))
 SHOWN = 200  # open incidents; more is work for a cluster's own page
 LIST_PX = 560
-FIND_CHARS = 80
 PAGES = {page.stem: page for page in view.ALL_PAGES}
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """Something that a search found; `page` and `params` lead to it."""
-
-    cluster: str
-    name: str
-    what: str
-    page: str
-    params: tuple[tuple[str, str], ...]
 
 
 def show(found: Clusters) -> None:
@@ -43,7 +26,6 @@ def show(found: Clusters) -> None:
     opened = cluster_choice.strips("")
     if opened:
         st.switch_page(view.FLEET, query_params={cluster_choice.NAME: opened})
-    _search(found)
     _incidents(found)
 
 
@@ -118,69 +100,3 @@ def rows(found: Sequence[ClusterIncident], who: view.Viewer) -> list[Row]:
             )
         )
     return made
-
-
-# ---- search
-
-
-def _search(found: Clusters) -> None:
-    """By a part of the name of a node or job, or of the words of an incident that is open."""
-    text = st.text_input(
-        "Search all clusters", key="find_text", max_chars=FIND_CHARS, label_visibility="collapsed", width=420,
-        placeholder="search all clusters: node, job, incident, XID", icon=":material/search:",
-    ).strip()  # fmt: skip
-    if not text:
-        return
-    who = view.viewer()
-    answers = found.ask_all(lambda client: _of_cluster(client, text))
-    hits = [hit for of in answers.values() if of is not None for hit in of]
-    lists = {one.name: one.incidents.value for one in found.received() if one.incidents.value is not None}
-    hits += _of_incidents({name: incident_rows.parse(reply) for name, reply in lists.items()}, text, who)
-    unanswered = [name for name, of in answers.items() if of is None or name not in lists]
-    with view.place():
-        if unanswered:
-            view.notice("unsearched", "trouble", f"Not searched, no answer: {', '.join(unanswered)}.")
-    empty = f"Nothing with {text!r} in the clusters that answered."
-    lines = [_hit_row(number, hit) for number, hit in enumerate(hits)]
-    clicked = table("found", FOUND_COLUMNS, lines, empty=empty, link_column=1, height=300 if len(hits) > 7 else None)
-    if clicked:
-        hit = hits[int(clicked)]
-        st.switch_page(PAGES[hit.page], query_params=dict(hit.params))
-
-
-def _of_cluster(client: FleetClient, text: str) -> list[Hit] | None:
-    """Nodes and jobs of one cluster; None: its collector did not answer."""
-    nodes = client.ask(methods.LIST_NODES, pb.ListNodesRequest(contains=text, limit=clusters.FOUND))
-    jobs: Answer[pb.JobList] = client.jobs(ended=True, contains=text)
-    if nodes.value is None or jobs.value is None or nodes.trouble is not None or jobs.trouble is not None:
-        return None
-    name = client.cluster
-    of = (cluster_choice.NAME, name)
-    found = [Hit(name, node.name, _node_words(node), "node", (of, ("node", node.name))) for node in nodes.value.nodes]
-    for job in jobs.value.jobs[: clusters.FOUND]:
-        what = f"job on {fmt.several(job.gpus, 'GPU')} of {fmt.several(job.nodes, 'node')}"
-        found.append(Hit(name, job.job, what, "job", (of, ("job", job.job))))
-    return found
-
-
-def _node_words(node: pb.NodeRow) -> str:
-    rack = f", rack {node.rack}" if node.rack else ""
-    return f"node, {node.health}{rack}{f': {node.reason}' if node.reason else ''}"
-
-
-def _of_incidents(found: dict[str, list[Incident]], text: str, who: view.Viewer) -> list[Hit]:
-    """Open incidents whose words, place, job, cause or id have the text."""
-    wanted, hits = text.casefold(), []
-    for name, incidents in found.items():
-        for one in incidents:
-            said = who.localize(one.summary)
-            words = f"{one.id} {said} {fmt.cause(one.cause)} {one.node or ''} {one.job or ''}"
-            if wanted in words.casefold():
-                of = ((cluster_choice.NAME, name), ("id", one.id))
-                hits.append(Hit(name, fmt.where(one, {}), f"incident, {one.severity}: {said}", "incidents", of))
-    return hits[: clusters.FOUND]
-
-
-def _hit_row(number: int, hit: Hit) -> Row:
-    cells = (Cell(hit.cluster, kind="strong"), Cell(hit.name), Cell(hit.what))
-    return Row(cells, id=str(number), href=view.href(PAGES[hit.page], **dict(hit.params)))

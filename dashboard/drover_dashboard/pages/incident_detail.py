@@ -58,7 +58,7 @@ def show(incident_id: str) -> None:
     incident = from_json(Incident, detail.incident_json)
     decisions = [from_json(Decision, text) for text in detail.decisions_json]
     audit = [from_json(Audit, text) for text in detail.audit_json]
-    address.title(f"{fmt.cause(incident.cause)} {incident.node or fmt.where(incident, {})}")
+    address.title(f"{fmt.capital(fmt.cause(incident.cause))} {incident.node or fmt.where(incident, {})}")
     _head(incident, detail, decisions, who)
     handling.comments(audit, who)
     _evidence(incident, who)
@@ -69,7 +69,8 @@ def show(incident_id: str) -> None:
 
 def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Decision], who: view.Viewer) -> None:
     title = incident_title(incident, view.racks())
-    st.subheader(fmt.plain(title), anchor=False)
+    with st.container(key="incident_title"):
+        view.heading(title)
     handled = detail.handling if detail.HasField("handling") else None
     note = detail.silence if detail.HasField("silence") else None
     with st.container(horizontal=True, key="incident_acts"):
@@ -101,12 +102,12 @@ def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Dec
         clicked = table("facts", (Column(), Column(wrap=True)), rows, empty="", link_column=1)
         if clicked in links:
             st.switch_page(links[clicked][0], query_params=dict(links[clicked][1]))
+        incident_past.show_run_book(incident)  # on this side: a form may stand on the other
     with todo:
         view.notice("advice", "todo", who.localize(f"What to do: {fmt.action(incident.action)}\n{incident.advice}"))
         view.notice("policy", "remark", _policy(decisions, who))
         if detail.may_answer:
             answering.ask(waiting(decisions))
-        incident_past.show_run_book(incident)
 
 
 def _grafana(incident: Incident, who: view.Viewer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import urljoin
+from urllib.parse import urljoin, urlsplit
 
 import streamlit as st
 
@@ -16,7 +16,7 @@ from drover_dashboard.pages import approval_form as answering
 from drover_dashboard.server import signin
 from drover_dashboard.server.auth_settings import Person
 from drover_dashboard.widgets import format as fmt
-from drover_dashboard.widgets import view
+from drover_dashboard.widgets import refusals, view
 from drover_dashboard.widgets.table import Cell, Column, Mark, Row, table
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_methods import NOTE_INCIDENT
@@ -122,8 +122,10 @@ def _acknowledge(incident: Incident, handling: pb.IncidentHandling | None, perso
     note, label, kind, what = UNACKNOWLEDGED if held else ACKNOWLEDGED
     key = client.scoped(f"{note.act}_{incident.id}")
     if name:
-        if st.button(label, icon=":material/check:", type=kind, key=key, help=what):
-            _store(incident, [note], name)
+        pressed = st.button(label, icon=":material/check:", type=kind, key=key, help=what)
+        refusals.keep(key, pressed)
+        if pressed:
+            _store(incident, [note], name, key)
         return
     popover = client.scoped(f"popover_{note.act}")
     with st.popover(label, icon=":material/check:", type=kind, key=popover, on_change="rerun"):
@@ -131,15 +133,16 @@ def _acknowledge(incident: Incident, handling: pb.IncidentHandling | None, perso
         with st.form(f"form_{key}", border=False):
             given = st.text_input("Your name", key=f"who_{key}", max_chars=answering.NAME_CHARS)
             sent = st.form_submit_button(f"{label} it", type="primary", key=f"send_{key}")
-        if sent and _named(given):
-            _store(incident, [note], given, popover)
+        refusals.keep(key, sent)
+        if sent and _named(given, key):
+            _store(incident, [note], given, key, popover)
 
 
-def _named(name: str) -> bool:
+def _named(name: str, key: str) -> bool:
     if name.strip():
         st.session_state[answering.MY_NAME] = " ".join(name.split())
         return True
-    view.notice("note_lacks", "trouble", "Give your name: it is kept with the note.")
+    refusals.refuse(key, "Give your name: it is kept with the note.")
     return False
 
 
@@ -158,7 +161,8 @@ def _form(incident: Incident, handling: pb.IncidentHandling | None, person: Pers
         said = st.selectbox("It was", choices, key=f"outcome_{key}", format_func=outcome)
         text = st.text_area("Comment", key=f"text_{key}", max_chars=2000, height=120)
         sent = st.form_submit_button("Save", type="primary", key=f"send_{key}")
-    if not sent or not _named(name):
+    refusals.keep(key, sent)
+    if not sent or not _named(name, key):
         return
     wanted = [
         Note(NoteAct.ASSIGN, f"assigned to {assignee.strip()}", value=assignee, field=f"assign_{key}"),
@@ -168,20 +172,21 @@ def _form(incident: Incident, handling: pb.IncidentHandling | None, person: Pers
     ]
     notes = [each for each in wanted if (each.text + each.value).strip()]
     if not notes:
-        view.notice("note_empty", "trouble", "Fill in at least one field.")
+        refusals.refuse(key, "Fill in at least one field.")
         return
-    _store(incident, notes, name, client.scoped(POPOVER))
+    _store(incident, notes, name, key, client.scoped(POPOVER))
 
 
-def _store(incident: Incident, notes: Sequence[Note], name: str, popover: str = "") -> None:
-    """Store notes, close the popover, and draw the page again. Of what is not stored the field stays filled."""
+def _store(incident: Incident, notes: Sequence[Note], name: str, key: str, popover: str = "") -> None:
+    """Store notes, close the popover, and draw the page again. Of what is not stored the field stays filled, and the
+    form `key` says why."""
     after: dict[str, object] = {}
     st.session_state[client.scoped(CLOSE)] = after
     for each in notes:
         request = pb.IncidentNoteAsk(id=incident.id, act=each.act, text=each.text, value=each.value, who=name)
         answer = client.fleet().act(NOTE_INCIDENT, request)
         if answer.value is None:
-            view.trouble(f"note_{each.act}", answer.trouble, 0, view.viewer())
+            refusals.fail(key, answer.trouble)
             return
         if each.field:
             after[each.field] = UNSAID if each.act is NoteAct.OUTCOME else ""
@@ -196,8 +201,19 @@ def links(handling: pb.IncidentHandling | None) -> None:
     """A button for each ticket that is an address."""
     for ticket in list(handling.tickets if handling is not None else ())[-SHOWN_TICKETS:]:
         if ticket.startswith(("https://", "http://")):
-            name = ticket.rstrip("/").rpartition("/")[2][:TICKET_CHARS] or "Ticket"
-            st.link_button(fmt.plain(name), ticket, icon=":material/open_in_new:")
+            st.link_button(
+                fmt.plain(ticket_label(ticket)), ticket, icon=":material/open_in_new:", help=fmt.plain(ticket)
+            )
+
+
+def ticket_label(ticket: str) -> str:
+    """Return what a ticket's button says: the end of its address and whose it is. `OPS-4711 (tickets.example.com)`."""
+    try:
+        host = urlsplit(ticket).hostname or ""
+    except ValueError:  # people write it
+        host = ""
+    end = ticket.rstrip("/").rpartition("/")[2][:TICKET_CHARS]
+    return f"{end} ({host})" if host and end != host else end or "Ticket"
 
 
 def share(incident: Incident, title: str, state: str, who: view.Viewer) -> None:

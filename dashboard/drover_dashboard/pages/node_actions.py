@@ -14,7 +14,7 @@ from drover_dashboard import client
 from drover_dashboard.pages import approval_form as answering
 from drover_dashboard.server import signin
 from drover_dashboard.server.auth_settings import Person
-from drover_dashboard.widgets import cluster_choice, view
+from drover_dashboard.widgets import cluster_choice, refusals, view
 from drover_dashboard.widgets.table import (
     Cell,
     Column,
@@ -105,19 +105,19 @@ def _form(node: str, act: str, person: Person) -> None:
             force = at_once and st.checkbox("At once, without probes", key=client.scoped("force"))
         label = f"{_word(act, target)} {target.name}"
         sent = st.form_submit_button(label, type="primary", key=client.scoped(f"send_{act}"))
-    if not sent or answering.lacks(act, name, why):
+    key = f"{act}_{node}"
+    refusals.keep(key, sent)
+    if not sent or answering.lacks(key, name, why):
         return
     if held and not force:
-        view.notice(
-            "unforced", "trouble", "The guard holds it back: say that it is to be done all the same, or leave it."
-        )
+        refusals.refuse(key, "The guard holds it back: say that it is to be done all the same, or leave it.")
         return
     if act == "probe":
         _probe(node, name, why, level)
     else:
         asked = target.request(act)
         asked.why, asked.who, asked.force, asked.save_s = why, name, force, SAVE_S if save else 0
-        _act(asked, f"{_word(act, target)} {target.name}")
+        _act(asked, f"{_word(act, target)} {target.name}", key)
 
 
 def _is_held(act: str, look: pb.ActPreview) -> bool:
@@ -202,22 +202,22 @@ def _jobs(look: pb.ActPreview) -> None:
 def _probe(node: str, name: str, why: str, level: str) -> None:
     asked = client.fleet().act(REQUEST_PROBE, pb.ProbeAsk(node=node, level=level, why=why, who=name))
     result = f"Probes of {cluster_choice.inside(node)} were asked for; the Probes page says what becomes of them."
-    _end("probe", result if asked.value is not None else "", asked.trouble)
+    _end(f"probe_{node}", result if asked.value is not None else "", asked.trouble)
 
 
-def _act(asked: pb.ActRequest, what: str) -> None:
+def _act(asked: pb.ActRequest, what: str, key: str) -> None:
     answer = client.fleet().act(ACT_ON_NODE, asked)
     reply = answer.value or pb.ActReply()
     state = {"intended": "under way", "": "not yet"}.get(reply.state, reply.state)
     said = f"{state}{f': {reply.detail}' if reply.detail else ''}"
     result = f"{what}: {said} (by {asked.who.strip()})."
-    _end(asked.act, result if answer.value is not None else "", answer.trouble)
+    _end(key, result if answer.value is not None else "", answer.trouble)
 
 
-def _end(act: str, result: str, trouble: client.Trouble | None) -> None:
-    """Close the form and show the result; "": show the trouble."""
+def _end(key: str, result: str, trouble: client.Trouble | None) -> None:
+    """Close the form `key` and show the result; "": show the trouble."""
     if not result:
-        view.trouble(f"act_{act}", trouble, 0, view.viewer())
+        refusals.fail(key, trouble)
         return
     st.session_state[client.scoped(SAID)], st.session_state[client.scoped(OPEN)] = result, None
     st.rerun()

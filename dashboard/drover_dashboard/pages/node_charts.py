@@ -26,7 +26,9 @@ SILENT_MS = 60_000
 LINKS = 16  # ports of a node in one chart
 STRIP_EVENTS, STRIP_ROWS = 300, 100  # asked for
 SHIFTS = {"yesterday": 86_400_000, "a week ago": 7 * 86_400_000}
-GPU_OF = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,252})/(\d{1,3})")
+NODE_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
+GPU_OF = re.compile(rf"({NODE_NAME})/(\d{{1,3}})")
+TYPED = re.compile(rf"(?:with +)?(?:(?!gpu\b)({NODE_NAME})[ /:]+)?(?:gpu *)?(\d{{1,3}})", re.IGNORECASE)
 MET_SCOPES = (Scope.GPU, Scope.NODE, Scope.LINK)
 
 
@@ -92,11 +94,14 @@ def choose_against(node: str) -> str:
 
 
 def _read(text: str, node: str, slot: int, names: Collection[str]) -> str:
-    """Return what a person chose or typed as `Asked` has it: a node alone is its GPU of the same slot. Pure."""
-    if text in SHIFTS or GPU_OF.fullmatch(text):
+    """Return what a person chose or typed as `Asked` has it: a node alone is its GPU of the same slot. Pure.
+
+    Enter takes what was typed, also where an option of the list has it: so all that the page calls a GPU is read.
+    """
+    if text in SHIFTS:
         return text
-    if text.isdecimal():
-        return f"{node}/{int(text)}"
+    if (found := TYPED.fullmatch(text.strip())) is not None:
+        return f"{found[1] or node}/{int(found[2])}"
     return f"{text}/{slot}" if text in names else ""
 
 

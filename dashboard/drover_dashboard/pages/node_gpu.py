@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import streamlit as st
@@ -12,7 +13,7 @@ from drover_core.model import gpu_processes
 from drover_dashboard.server import signin
 from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets import view
-from drover_dashboard.widgets.table import Cell, Column, Row, table
+from drover_dashboard.widgets.table import Cell, Column, Mark, Row, table
 from drover_proto import fleet_pb2 as pb
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
@@ -38,6 +39,11 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 RARE = frozenset({"xgmi_corrected", "xgmi_uncorrected", "exporter_unhealthy"})  # of other makers, of exporters
 PEERS = "median of its peers"
+LINK = re.compile(r"gpu(\d{1,3})\.nvlink\.(\d{1,3})")  # of the inventory
+OF_LINKS = (
+    "Per link: its state and other end, as of the agent's inventory, which is read every 5 min. Errors and traffic are"
+    " collected of all links of a GPU together: they stand above."
+)
 OLD_MS = 30_000  # as in the table of GPUs
 
 
@@ -55,8 +61,46 @@ def show(item: pb.GpuDetail, inventory: Mapping[str, str], who: view.Viewer) -> 
                     Column("peers", "right", help="median of its peers"),
                 )
                 table(f"gpu_{head}", heads, rows, empty="")
+    with view.place():
+        if found := links(item, inventory):
+            heads = (Column(f"GPU {item.gpu}: NVLinks"), Column("Links"), Column("Up", "right"))
+            table("gpu_links", heads, found, empty="")
+            view.notice("gpu_links_of", "remark", OF_LINKS)
     rows = [Row((Cell(name, kind="faint"), Cell(text, kind="mono"))) for name, text in _names(item, inventory) if text]
     table("gpu_names", (Column(f"GPU {item.gpu}: identity"), Column(wrap=True)), rows, empty="")
+
+
+def links(item: pb.GpuDetail, inventory: Mapping[str, str]) -> list[Row]:
+    """Return a row for each other end of the GPU's NVLinks: which links lead there; then those that are not up. Pure.
+
+    The agent's inventory names the other end of each link that is up (`gpu3.nvlink.7`); one that was up has an empty
+    entry.
+    """
+    ends: dict[str, list[int]] = {}
+    for key, end in inventory.items():
+        if (found := LINK.fullmatch(key)) is not None and int(found[1]) == item.gpu:
+            ends.setdefault(end, []).append(int(found[2]))
+    down = sorted(ends.pop("", []))
+    rows = [
+        Row((Cell(end, kind="mono"), Cell(_numbers(numbers)), Cell(str(len(numbers)))))
+        for end, numbers in sorted(ends.items())
+    ]
+    if down:
+        rows.append(
+            Row((Cell("not up any more", kind="strong"), Cell(_numbers(down), mark=Mark("down", "bad")), Cell("0")))
+        )
+    return rows
+
+
+def _numbers(found: list[int]) -> str:
+    """`0 to 3, 7`."""
+    runs: list[list[int]] = []
+    for number in sorted(found):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
 
 def show_processes(item: pb.GpuDetail, inventory: Mapping[str, str], who: view.Viewer) -> None:
@@ -126,6 +170,7 @@ def section(values: Mapping[str, pb.Value], names: tuple[str, ...], who: view.Vi
 def _names(item: pb.GpuDetail, inventory: Mapping[str, str]) -> list[tuple[str, str]]:
     """Its model, serial, UUID and place, then what else the inventory says of it; processes are by permission."""
     own, inventory = f"gpu{item.gpu}.", gpu_processes.without(inventory)
+    inventory = {key: text for key, text in inventory.items() if not LINK.fullmatch(key)}  # they have a table
     found = [("Model", item.model), ("Serial", item.serial), ("UUID", item.uuid), ("PCI", item.pci)]
     known = {text for _, text in found}
     more = (

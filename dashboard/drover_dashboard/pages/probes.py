@@ -73,7 +73,7 @@ def node_parts(node: str) -> None:
     empty = f"No probe{of} was asked for in the last 90 days."
     height = probe_parts.LIST_PX if node else probe_parts.LONG_PX
     go(probe_parts.show_orders("orders", answer, who, empty, height))
-    st.caption("Ask for one with `drover probe NODE`.")
+    st.caption("Ask for one on the node's page, or with `drover probe NODE`.")
     if not node:
         return
     reply = client.fleet().probes(probe_parts.PAIRS, node)

@@ -60,7 +60,7 @@ def ranking(reply: pb.RiskList, who: view.Viewer) -> None:
     if others:
         total = reply.total - reply.in_trouble_total
         which = f"{fmt.number(total - len(rows))} more" if rows else f"all {fmt.number(total)}"
-        text = f"Of {which} nodes nothing is known: {_percent(others[0])} each, as any node has."
+        text = f"{fmt.capital(which)} nodes show no sign: {_percent(others[0])} each, as any node has."
         view.notice("risk_others", "remark", text)
     elif reply.total - reply.in_trouble_total > len(rows):
         total = reply.total - reply.in_trouble_total

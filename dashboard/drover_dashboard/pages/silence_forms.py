@@ -12,7 +12,7 @@ from drover_dashboard import client
 from drover_dashboard.pages import approval_form as answering
 from drover_dashboard.server import signin
 from drover_dashboard.widgets import format as fmt
-from drover_dashboard.widgets import view
+from drover_dashboard.widgets import refusals, view
 from drover_dashboard.widgets.table import (
     Cell,
     Column,
@@ -54,20 +54,24 @@ def button(incident: Incident, note: pb.SilenceNote | None) -> None:
             st.text("Notifications of this incident go out again." if note.alone else WIDER.format(covers=note.covers))
             if note.maintenance:
                 st.text("It is a maintenance window: Drover may act on its nodes again, too.")
-            with st.form(client.scoped(f"{END}_{incident.id}"), border=False):
-                name, why = answering.person_and_why(client.scoped(f"{END}_{incident.id}"), person)
+            key = client.scoped(f"{END}_{incident.id}")
+            with st.form(key, border=False):
+                name, why = answering.person_and_why(key, person)
                 sent = st.form_submit_button("End it", type="primary", key=client.scoped("end_silence_send"))
-            if sent and not answering.lacks(END, name, why) and end(note.id, name, why):
+            refusals.keep(key, sent)
+            if sent and not answering.lacks(key, name, why) and end(note.id, name, why, key):
                 _done(END, incident.id, f"Silence ended by {' '.join(name.split())}.")
         return
     with st.popover("Silence", icon=":material/notifications_off:", key=client.scoped(MAKE), on_change="rerun"):
         st.text("Mutes notifications only. The incident stays open and the policy still applies.")
-        with st.form(client.scoped(f"{MAKE}_{incident.id}"), border=False):
+        key = client.scoped(f"{MAKE}_{incident.id}")
+        with st.form(key, border=False):
             lasts = st.selectbox("For", list(HOURS), index=1, key=client.scoped("silence_for"))
-            name, why = answering.person_and_why(client.scoped(f"{MAKE}_{incident.id}"), person)
+            name, why = answering.person_and_why(key, person)
             sent = st.form_submit_button("Silence it", type="primary", key=client.scoped("silence_send"))
-        if sent and not answering.lacks(MAKE, name, why):
-            _silence(incident, HOURS[lasts], name, why)
+        refusals.keep(key, sent)
+        if sent and not answering.lacks(key, name, why):
+            _silence(incident, HOURS[lasts], name, why, key)
 
 
 def done(incident: Incident) -> None:
@@ -77,19 +81,19 @@ def done(incident: Incident) -> None:
         view.notice("silenced", "remark", text)
 
 
-def _silence(incident: Incident, hours: float, name: str, why: str) -> None:
+def _silence(incident: Incident, hours: float, name: str, why: str, key: str) -> None:
     answer = client.fleet().act(CREATE_SILENCE, pb.SilenceAsk(incident=[incident.id], hours=hours, why=why, who=name))
     if answer.value is None:
-        view.trouble(MAKE, answer.trouble, 0, view.viewer())
+        refusals.fail(key, answer.trouble)
         return
     _done(MAKE, incident.id, f"Silenced for {hours:g} h by {' '.join(name.split())}.")
 
 
-def end(silence_id: str, name: str, why: str) -> bool:
-    """End a silence; where that fails, say why."""
+def end(silence_id: str, name: str, why: str, key: str) -> bool:
+    """End a silence; where that fails, say why. `key`: of the form."""
     answer = client.fleet().act(END_SILENCE, pb.SilenceEnd(id=silence_id, why=why, who=name))
     if answer.value is None:
-        view.trouble(END, answer.trouble, 0, view.viewer())
+        refusals.fail(key, answer.trouble)
     return answer.value is not None
 
 
@@ -161,8 +165,9 @@ def ending(found: Sequence[Silence], who: view.Viewer) -> None:
             )  # fmt: skip
             name, why = answering.person_and_why(client.scoped("end_any"), person)
             sent = st.form_submit_button("End it", type="primary", key=client.scoped("end_any_send"))
-        if sent and not answering.lacks("end_any", name, why) and end(chosen, name, why):
-            shut = client.scoped("end_any")
+        shut = client.scoped("end_any")
+        refusals.keep(shut, sent)
+        if sent and not answering.lacks(shut, name, why) and end(chosen, name, why, shut):
             st.session_state[client.scoped(CLOSE)] = {shut: False, f"why_{shut}": ""}
             st.rerun()
 

@@ -14,14 +14,13 @@ from drover_dashboard.pages import approval_form as answering
 from drover_dashboard.pages.silence_forms import CLOSE, HOURS
 from drover_dashboard.server.auth_settings import Person
 from drover_dashboard.widgets import format as fmt
-from drover_dashboard.widgets import view
+from drover_dashboard.widgets import refusals, view
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_methods import CREATE_SILENCE
 
 PLACES = ("node", "rack", "leaf", "pool")
 EVERYWHERE = "everywhere"
 MADE = "silence_made"  # of the session: what was made
-WRONG = "silence_wrong"  # of the session: what is wrong with the form, until it is sent again
 NEW = "silence_new"
 FAR_MS = 366 * 86_400_000  # a begin that is farther away is a slip of the keyboard
 TIME = "2026-11-28 23:00"  # as an example
@@ -49,17 +48,13 @@ def form(person: Person, who: view.Viewer) -> None:
             held = st.checkbox("Maintenance window: Drover does nothing to these nodes either", key=f"held_{key}")
             name, why = answering.person_and_why(key, person)
             sent = st.form_submit_button("Make it", type="primary", key=f"send_{key}")
-        if sent:
-            st.session_state.pop(client.scoped(WRONG), None)
-        elif wrong := st.session_state.get(client.scoped(WRONG)):  # or the page's refresh would take it away
-            view.notice("silence_wrong", "trouble", wrong)
+        refusals.keep(key, sent)
         if not sent or answering.lacks(key, name, why):
             return
         chosen = {"place": place, "names": names.replace(",", " ").split(), "kinds": kinds, "held": held}
         request = ask(chosen, HOURS[lasts], begins, who)
         if isinstance(request, str):
-            st.session_state[client.scoped(WRONG)] = request
-            view.notice("silence_wrong", "trouble", request)
+            refusals.refuse(key, request)
             return
         request.who, request.why = name, why
         _send(request, key, name)
@@ -91,7 +86,7 @@ def ask(chosen: Mapping[str, Any], hours: float, begins: str, who: view.Viewer) 
 def _send(request: pb.SilenceAsk, key: str, name: str) -> None:
     answer = client.fleet().act(CREATE_SILENCE, request)
     if answer.value is None:
-        view.trouble(key, answer.trouble, 0, view.viewer())
+        refusals.fail(key, answer.trouble)
         return
     what = "Maintenance window" if request.maintenance else "Silence"
     covers = fmt.several(answer.value.covers, "open incident")

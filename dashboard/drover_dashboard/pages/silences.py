@@ -67,10 +67,10 @@ def show(ended: bool) -> None:
                 forms.ending(current, who)
     silence_new.done()
     past = f" of the last {ENDED_DAYS:g} days" if ended else " is in force or to come"
-    st.subheader("Silences", anchor=False)
+    view.heading("Silences")
     view.notice("silences_what", "remark", "Mute notifications only: incidents stay open and the policy still applies.")
     table("silences", COLUMNS, rows([s for s in found if not s.maintenance], who), empty=f"No silence{past}.")
-    st.subheader("Maintenance windows", anchor=False)
+    view.heading("Maintenance windows")
     view.notice("windows_what", "remark", "Mute notifications, and Drover does nothing to these nodes by itself.")
     table("windows", COLUMNS, rows([s for s in found if s.maintenance], who), empty=f"No maintenance window{past}.")
 

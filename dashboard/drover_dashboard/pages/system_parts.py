@@ -167,7 +167,7 @@ def ingest(state: pb.IngestState) -> None:
         ("Refused data", _counts(state.rejected)),
         ("Values that cannot be true", _counts(state.out_of_range)),
         ("Refused calls", _counts(state.calls_refused)),
-        ("Put off", Cell(
+        ("Backpressure", Cell(
             f"{fmt.number(state.left_with_agents)} left with agents, {fmt.number(state.backoffs)} asked to wait,"
             f" {fmt.number(state.slowed)} read later",
             title="messages, as the store failed; agents, as too much waited; agents that sent more than their share",
@@ -176,7 +176,7 @@ def ingest(state: pb.IngestState) -> None:
     ]  # fmt: skip
     if state.unstored_events:
         facts.append(("Events judged, not stored", _warned(state.unstored_events)))
-    _facts("ingest", "Taking in, since the start", facts)
+    _facts("ingest", "Ingest since the start", facts)
 
 
 def _counts(counts: Mapping[str, int]) -> Cell:

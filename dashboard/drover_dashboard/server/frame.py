@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 from urllib.parse import urlencode
 
@@ -19,8 +20,9 @@ from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets import view
 from drover_dashboard.widgets.fleet_picture import trouble_line
 from drover_proto import fleet_pb2 as pb
-from drover_proto.fleet_methods import SEARCH
+from drover_proto.fleet_methods import LIST_INCIDENTS, SEARCH
 
+OVER_DAYS, OVER, OVER_FRESH_S = 3.0, 50, 10.0  # of what is over: the bell has what opened and closed unseen
 OPEN = 50  # as many as the Fleet page asks for, so that both share one answer
 TEXT_CHARS = 200
 UNCACHED = {"Cache-Control": "no-store"}
@@ -85,8 +87,20 @@ def _of_one(fleet: FleetClient) -> dict[str, Any]:
         found |= {
             "open_total": opened.value.total,
             "opened": [_row(one, fleet.cluster, opened.value) for one in incidents],
+            "over": _over(fleet),
         }
     return found
+
+
+def _over(fleet: FleetClient) -> list[dict[str, Any]] | None:
+    """What opened in the last days and is over, the newest first; None: not known."""
+    request = pb.ListIncidentsRequest(state="closed", limit=OVER, sort="newest")
+    request.since_ms = time.time_ns() // 1_000_000 - round(OVER_DAYS * 86_400_000)
+    answer = fleet.ask(LIST_INCIDENTS, request, "over", fresh_s=OVER_FRESH_S)
+    if answer.value is None:
+        return None
+    found = incident_rows.parse(answer.value)
+    return [_row(one, fleet.cluster, answer.value) for one in found if one.opened_ms >= request.since_ms]
 
 
 def _trouble(status: Answer[pb.Status]) -> dict[str, str]:
@@ -106,14 +120,16 @@ def _worst_first(incident: Incident) -> tuple[int, int]:
 
 def _row(incident: Incident, cluster: str, reply: pb.IncidentList) -> dict[str, Any]:
     notes = reply.handling.get(incident.id)
+    state = {} if incident.closed_ms is None else {"state": "all"}
     return {
         "id": incident.id,
         "title": _words(incident.summary),
         "severity": incident.severity.value,
         "opened_ms": incident.opened_ms,
+        "closed_ms": incident.closed_ms,
         "handled": handling.words(notes, short=True),
         "calm": incident.id in reply.silences or bool(notes and notes.acknowledged_by),
-        "href": view.href(view.INCIDENTS, cluster=cluster or None, id=incident.id),
+        "href": view.href(view.INCIDENTS, cluster=cluster or None, id=incident.id, **state),
     }
 
 

@@ -74,13 +74,19 @@ def place() -> Any:
 
 
 def _show_trouble(key: str, found: Trouble, as_of_ms: int, who: Viewer) -> None:
+    stale = bool(as_of_ms) and not found.slow
+    # What is next to it loses its colours: page.css
+    notice(key, "trouble_stale" if stale else "trouble", trouble_text(found, as_of_ms, who))
+
+
+def trouble_text(found: Trouble, as_of_ms: int, who: Viewer) -> str:
+    """What is in the way, since when, and what to do. `as_of_ms`: of the answer that is shown; 0: none is."""
     line = f"{found.what} since {who.clock(found.since_ms)} ({found.reason}): {found.advice}"
     if found.not_found:
         line = f"{fmt.capital(found.reason.partition('; `')[0])}: {found.advice}"  # the rest names a command
-    stale = bool(as_of_ms) and not found.slow
     if as_of_ms:
         line += f"{'' if line.endswith(('?', '.')) else '.'} Shown is the last answer, of {who.clock(as_of_ms)}."
-    notice(key, "trouble_stale" if stale else "trouble", line)  # what is next to it loses its colours: page.css
+    return line
 
 
 def notice(key: str, kind: str, text: str) -> None:
