@@ -120,7 +120,7 @@ def page(kept: dict[str, Any]) -> str:
         "# Detection on fleets of strangers", "",
         textwrap.fill(
             "Made by `benchmarks/bench_strangers.py`, the bad figures too; do not edit. Each generator is written "
-            "by somebody who has seen neither a detector, nor the adversary, nor another of these: A, D and E for "
+            "by somebody who has seen neither a detector, nor the adversary, nor another of these: A, D, E and F for "
             "tuning, B for scoring, C for one look at the end. Who works on detectors looks at figures of B only: "
             "those of this page, of some runs between them, and once the kinds of labels near its false incidents. "
             "Intervals are of 95 % (Wilson). Slowdowns of jobs are not judged here: the generators' brief asks for no "

@@ -24,7 +24,7 @@ MAX_FUNCTION_LINES = 50
 MAX_SLIVER_LINES = 99  # of a module that one other imports
 EXACT_ROOMS = 14  # circles of more rooms are ordered by improvement, not by trying every order
 # Generators written by strangers, whom nobody here reads or mends: their classes and functions have no limits.
-STRANGERS = tuple(f"drover_simulator.strangers.{name}" for name in "abcd")
+STRANGERS = tuple(f"drover_simulator.strangers.{name}" for name in "abcdf")
 
 Graph = Mapping[str, Iterable[str]]
 Function = ast.FunctionDef | ast.AsyncFunctionDef

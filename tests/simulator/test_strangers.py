@@ -10,9 +10,9 @@ import pytest
 
 from drover_cli.case.read import read_case, read_jsonl
 from drover_cli.scoring.score import label_of
-from drover_simulator.strangers import a, b, c, d
+from drover_simulator.strangers import a, b, c, d, f
 
-GENERATORS = {"a": a.write_case, "b": b.write_case, "c": c.write_case, "d": d.write_case}
+GENERATORS = {"a": a.write_case, "b": b.write_case, "c": c.write_case, "d": d.write_case, "f": f.write_case}
 
 
 def digest(folder: Path) -> dict[str, str]:

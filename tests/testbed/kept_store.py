@@ -254,6 +254,7 @@ class Lease:
         self.kept = kept
         kept.holder = self
         self.dirty_ranges = SimpleNamespace(lag_ms=0, settle_ms=0)
+        self.rollups = SimpleNamespace(rolled_up=lambda *_: (0, 0))
         self.probes = SimpleNamespace(orders=Part(self, {"versions": "probe_order"}))
         for name, methods in PARTS.items():
             setattr(self, name, Part(self, methods))

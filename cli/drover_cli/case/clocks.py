@@ -1,6 +1,6 @@
 """Times of rows that carry a node's own wrong clock, put right by what the node says of it.
 
-A case's rows should have the collector's times. Where whoever wrote it took the nodes' own clocks, a node whose clock
+A case's rows should have the collector's times. Where its author took the nodes' own clocks, a node whose clock
 steps back by two minutes has twice as many rows for two minutes, and then none. `clock_offset_s` (node clock minus the
 collector's) says by how much each row is off, and the distances between rows say whether they are.
 """

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 from drover_simulator.strangers.writer import CaseWriter, iso
 
-from .faults import FAULTS, LATE, WIDE
-from .instruments import Instruments, draw_columns, draw_link_columns, draw_node_columns
-from .jobs import plan_jobs
-from .negatives import NEGATIVES
-from .place import Place
-from .sim import Plan, simulate
-from .world import build
+from drover_simulator.strangers.f.faults import FAULTS, LATE, WIDE
+from drover_simulator.strangers.f.instruments import Instruments, draw_columns, draw_link_columns, draw_node_columns
+from drover_simulator.strangers.f.jobs import plan_jobs
+from drover_simulator.strangers.f.negatives import NEGATIVES
+from drover_simulator.strangers.f.place import Place
+from drover_simulator.strangers.f.sim import Plan, simulate
+from drover_simulator.strangers.f.world import build
 
-NAME = "strangers-f"
+NAME = "stranger f"
 
 
 def write_case(folder, seed: int, *, nodes=None, hours=None, interval_s=None, healthy: bool = False) -> None:

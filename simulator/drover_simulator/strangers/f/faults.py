@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .jobs import load_of
-from .place import MIN, SYNC, Place
+from drover_simulator.strangers.f.jobs import load_of
+from drover_simulator.strangers.f.place import MIN, SYNC, Place
 
 
 # ---- stragglers: 3 to 35 % of a job's speed (Falcon, MegaScale: most between 5 and 40 %) -----------------------------
@@ -844,7 +844,7 @@ def _drift(pl: Place, cause: str) -> bool:
 # ---- idle --------------------------------------------------------------------------------------------------------------
 def held(pl: Place) -> bool:
     """A job that holds GPUs and does nothing: a forgotten notebook, a debugger; or a job that went quiet."""
-    from .jobs import Job
+    from drover_simulator.strangers.f.jobs import Job
 
     f, rng = pl.f, pl.rng
     if not pl.cols & {"framebuffer_used_bytes", "compute_processes"}:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .sim import LINK_RATES, Plan
-from .world import Fleet
+from drover_simulator.strangers.f.sim import LINK_RATES, Plan
+from drover_simulator.strangers.f.world import Fleet
 
 RATE_COLUMNS = {
     "q_pcie": "pcie_replays",

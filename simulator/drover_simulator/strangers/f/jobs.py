@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .world import Fleet
+from drover_simulator.strangers.f.world import Fleet
 
 
 @dataclass

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .jobs import Job, mix
-from .place import MIN, SYNC, Place
+from drover_simulator.strangers.f.jobs import Job, mix
+from drover_simulator.strangers.f.place import MIN, SYNC, Place
 
 
 def _whole(pl: Place, kind, cause, t0, t1, job, **more):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .jobs import Job, cut, load_of
-from .sim import Plan
-from .world import Fleet, power_parts, steady
+from drover_simulator.strangers.f.jobs import Job, cut, load_of
+from drover_simulator.strangers.f.sim import Plan
+from drover_simulator.strangers.f.world import Fleet, power_parts, steady
 
 MIN = 60.0
 SYNC = ("train", "pipe", "moe")

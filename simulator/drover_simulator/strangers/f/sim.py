@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .jobs import Job, duty
-from .world import Fleet, power_parts, upstream
+from drover_simulator.strangers.f.jobs import Job, duty
+from drover_simulator.strangers.f.world import Fleet, power_parts, upstream
 
 GPU_ONES = ("m_rds", "m_rsa", "m_rhs", "fmem", "flink", "fnic", "fpcie", "fhost", "fun", "ones", "mclk", "hd_open")
 GPU_RATES = ("q_pcie", "q_crc", "q_nvr", "q_nvrec", "q_edc", "q_esc", "q_edu")
