@@ -17,7 +17,7 @@ from drover_collector.fleet.index import FleetIndex
 from drover_core.metrics.catalog import BY_NAME
 
 WRONG_S = 5.0  # as the detector's: less is no wrong clock
-# Of each step of the clock, or of what is irregular: so much makes distances regular, else the rows stay where they are.
+# Of each step of the clock, or of what is irregular: so much makes distances regular, else rows stay.
 GAIN = 0.5
 
 Times = npt.NDArray[np.int64]

@@ -31,16 +31,15 @@ def step(times: Times, begin_s: float, end_s: float, by_s: float) -> Times:
 class Made:
     """Rows of two nodes: n0's clock is off by `offset_ms`; its rows carry that clock, or the collector's.
 
-    `times`: when n0's rows were taken, in ms after START; `heard`: the offset that each says; None: as it is.
-    `lacking`: rows that GPU 1 does not have.
+    `times`: when n0's rows were taken, in ms after START. `lacking`: rows that GPU 1 does not have.
     """
 
     def __init__(
-        self, folder: Path, times: Times, offset_ms: Times, own: bool = True, heard: Times | None = None,
+        self, folder: Path, times: Times, offset_ms: Times, own: bool = True,
         interval_ms: int = 10_000, lacking: Collection[int] = (),
     ) -> None:  # fmt: skip
         self.times, notes = times, list[str]()
-        said = (offset_ms if heard is None else heard) / 1000
+        said = offset_ms / 1000
         stamps = START + times + (offset_ms if own else 0)
         right = START + np.arange(0, int(times.max()) + 1, interval_ms)
         node: Rows = [

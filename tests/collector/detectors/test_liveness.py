@@ -326,7 +326,7 @@ def test_nodes_that_are_still_away_when_the_collectors_trouble_ends_are_judged_f
 
 
 def coming_back(number: int) -> list[int]:
-    """Return who of a rack is silent: its nodes come back one after the other, the last one not at all."""
+    """Return who of a rack is silent: its nodes come back one after the other, the last one never."""
     away = {4: [4, 5, 6, 7], 10: [5, 6, 7], 11: [6, 7], 12: [7]}
     return away[max(n for n in away if n <= number)] if number >= 4 else []
 
