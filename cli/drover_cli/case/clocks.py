@@ -17,7 +17,8 @@ from drover_collector.fleet.index import FleetIndex
 from drover_core.metrics.catalog import BY_NAME
 
 WRONG_S = 5.0  # as the detector's: less is no wrong clock
-GAIN = 0.5  # of each step of the clock makes distances between rows regular, else the rows stay where they are
+# Of each step of the clock, or of what is irregular: so much makes distances regular, else rows stay.
+GAIN = 0.5
 
 Times = npt.NDArray[np.int64]
 
@@ -41,8 +42,10 @@ def put_right(
         mine = node.entity == n
         ts_ms, by_ms = node.ts_ms[mine], _steps_ms(offset[mine])
         steps_ms = int(np.abs(np.diff(by_ms[np.argsort(ts_ms - by_ms, kind="stable")])).sum())
-        gain_ms = _irregular_ms(ts_ms, interval_ms) - _irregular_ms(ts_ms - by_ms, interval_ms)
-        if steps_ms > interval_ms and gain_ms >= GAIN * steps_ms:
+        before_ms = _irregular_ms(ts_ms, interval_ms)
+        gain_ms = before_ms - _irregular_ms(ts_ms - by_ms, interval_ms)
+        # A clock that is off by an hour for some minutes leaves a gap of these minutes only.
+        if steps_ms > interval_ms and gain_ms >= GAIN * min(steps_ms, before_ms) > 0:
             shifts[n] = ts_ms, by_ms
     if not shifts:
         return []
@@ -70,14 +73,26 @@ def _irregular_ms(ts_ms: Times, interval_ms: int) -> int:
 
 
 def _moves_ms(part: Samples, node_of: npt.NDArray[np.integer], shifts: dict[int, tuple[Times, Times]]) -> Times:
-    """Return by how much each row of `part` is to be moved back: as the row of its node that is next to it in time.
+    """Return by how much each row of `part` is to be moved back: as the row of its node that was taken with it.
 
     `node_of`: of each row.
     """
     moves = np.zeros(len(part.ts_ms), np.int64)
     for n, (ts_ms, by_ms) in shifts.items():
-        at = np.flatnonzero(node_of == n)
-        after = np.clip(np.searchsorted(ts_ms, part.ts_ms[at]), 1, len(ts_ms) - 1)
-        nearer = part.ts_ms[at] - ts_ms[after - 1] < ts_ms[after] - part.ts_ms[at]
-        moves[at] = by_ms[after - nearer]
+        of_node = np.flatnonzero(node_of == n)
+        for entity in np.unique(part.entity[of_node]).tolist():
+            at = of_node[part.entity[of_node] == entity]
+            together = np.arange(len(at)) if len(at) == len(ts_ms) else _next_to(part.ts_ms[at], ts_ms)
+            moves[at] = by_ms[together]
     return moves
+
+
+def _next_to(own_ms: Times, node_ms: Times) -> Times:
+    """Return for each time the place of the next one in `node_ms`. Where a clock goes back, moments come twice there:
+    of equally near ones each is taken once. Both are in order."""
+    after = np.clip(np.searchsorted(node_ms, own_ms), 1, len(node_ms) - 1)
+    near = after - (own_ms - node_ms[after - 1] < node_ms[after] - own_ms)
+    first, end = np.searchsorted(node_ms, node_ms[near], "left"), np.searchsorted(node_ms, node_ms[near], "right")
+    begins = np.flatnonzero(np.append(True, first[1:] != first[:-1])) if len(first) else first
+    nth = np.arange(len(first)) - np.repeat(begins, np.diff(np.append(begins, len(first))))
+    return np.minimum(first + nth, end - 1)

@@ -34,6 +34,7 @@ from drover_collector.incidents.correlation import (
     width,
 )
 from drover_collector.incidents.incident import (
+    KEEP_CLOSED_MS,
     Record,
     add_consequence,
     closing,
@@ -60,7 +61,6 @@ REOPEN_MS = 600_000  # the same thing again within this long: the old incident g
 ABSORB_MS = 600_000  # a wider finding takes in what opened at most this long before it
 GONE_BEFORE_MS = 60_000  # a node that goes may lose its GPUs this long before it falls silent
 JOB_HELD_MS = 600_000  # after a failure in a job, its GPUs' slowness is a consequence of it
-KEEP_CLOSED_MS = 3_600_000
 CLEARED_MS = 3_600_000  # what a probe has refuted is no suspicion again for this long; closed ones are kept for it
 REFRESH_MS = 300_000  # an open incident without news is stored again this often, with new values
 MS_PER_HOUR = 3_600_000

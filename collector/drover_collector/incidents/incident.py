@@ -26,6 +26,7 @@ from drover_core.model.events import (
 MAX_EVIDENCE = 16
 MAX_NOTES = 60
 BEFORE = " Before that: "  # between what made an incident worse and its root cause
+KEEP_CLOSED_MS = 3_600_000  # the book knows what it closed for so long
 AWAY_MS = 300_000  # what a detector reports again after so long is news
 
 
@@ -56,6 +57,8 @@ def opened(finding: Finding, subject: tuple[str, str, int | None], now_ms: int) 
         seed += finding.kind
     if scope != "gpu":  # a port that flaps does so since it was down, which was an incident of its own
         seed += f" {finding.kind} {finding.cause}"
+    if now_ms - finding.since_ms > KEEP_CLOSED_MS:  # else it could have the id of one that was closed and forgotten
+        seed += f" {now_ms // KEEP_CLOSED_MS}"
     id_ = hashlib.blake2b(seed.encode(), digest_size=8).hexdigest()
     incident = Incident(
         id_, finding.kind, finding.cause, finding.scope, finding.node, finding.gpu, finding.members, now_ms,

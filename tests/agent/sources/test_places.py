@@ -68,6 +68,21 @@ def test_sizes_that_do_not_fit_are_no_place() -> None:
     assert wrong_sizes({"tp": 8, "pp": 3}, 64)
 
 
+def test_what_a_command_line_says_instead_of_a_size_is_not_told() -> None:
+    """It may be a secret that somebody put into the wrong place; errors are logged."""
+    with pytest.raises(PlaceError) as error:
+        place_of(MEGATRON.replace("size 8", "size hunter2"))
+    assert "hunter2" not in str(error.value)
+
+
+def test_a_number_too_long_to_read_stops_no_source() -> None:
+    """Python refuses more than 4,300 digits: one user's command line ended the owners of all jobs of the node."""
+    long = "1" * 5_000
+    experts = f"--expert-model-parallel-size 4 --expert-tensor-parallel-size {long}"
+    with pytest.raises(PlaceError, match="no size"):
+        place_of(f"{MEGATRON} {experts}")
+
+
 def test_workers_of_servers_are_named_by_their_title_and_sized_by_their_servers_arguments() -> None:
     def servers() -> list[list[str]]:
         return [["VLLM::EngineCore"], ["vllm", "serve", "m", "-tp", "4", "--pipeline-parallel-size", "2"]]

@@ -341,6 +341,27 @@ def test_a_node_that_does_not_come_back_with_its_rack_is_reported_alone_after_te
     assert {f.node for f in reported if f.scope == "node"} == {"n07"}
 
 
+def test_a_node_that_dies_in_a_rack_that_comes_back_is_reported_alone_though_half_of_the_rack_is_silent_then() -> None:
+    reported = run(12 + 66, lambda number: [*coming_back(number), *([5] if number >= 30 else [])], nodes=12)
+    assert {f.node for f in reported if f.scope == "node"} == {"n05", "n07"}
+    assert next(f for f in reported if f.scope == "rack" and f.cleared).ts_ms <= START_MS + 760_000
+
+
+def test_a_rack_that_loses_its_power_again_is_waited_for_again() -> None:
+    def away(number: int) -> list[int]:
+        return coming_back(number) if number < 40 else coming_back(number - 36)
+
+    assert {f.scope for f in run(36 + 12 + 34, away, nodes=12) if not f.cleared} == {"rack"}
+
+
+def test_gpus_that_are_lost_at_once_are_no_lost_rows_of_their_node() -> None:
+    """Five of eight, behind one switch: the other three answer each time."""
+    reported = run(30, gone_gpus=lambda number: range(16, 21) if number >= 4 else ())
+    strong = [f for f in reported if f.action is RecommendedAction.DRAIN]
+    assert {(f.node, f.gpu) for f in strong} == {("n02", gpu) for gpu in range(5)}
+    assert strong[0].ts_ms - strong[0].since_ms == liveness.GPU_DRAIN_MS + 7_000
+
+
 def test_values_of_a_gpu_that_an_agent_called_lost_end_it_when_no_word_of_its_return_came() -> None:
     reported = run(12, events={1: [lifecycle("gpu_lost", gpu=3, at_ms=20_000)]})
     assert reported[0].cause == "gpu_lost"

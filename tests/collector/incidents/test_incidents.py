@@ -278,6 +278,25 @@ def test_what_is_said_again_since_the_same_moment_does_not_overwrite_its_inciden
     assert "came back" in [note.text for note in again.timeline]
 
 
+def test_what_is_said_again_since_the_same_moment_hours_later_is_not_hidden_behind_its_old_incident() -> None:
+    """The store shows an id's highest version: one that begins at 1 again would stay closed for everybody."""
+    b = book()
+    node = finding("liveness", "silent", gpu=None, scope="node")
+    rack = tuple((n.name, None) for n in INDEX.nodes if n.rack == INDEX.spec.by_name["n01"].rack)
+    (first,) = give(b, 0, node)
+    give(b, 20, finding("liveness", "silent", 20, "rack", None, None, members=rack))
+    closed = b.records[first.id].incident
+    assert closed.closed_ms is not None
+    for at_s in range(600, 3 * 3600, 600):
+        give(b, at_s, finding("liveness", "silent", 20, "rack", None, None, members=rack))
+    assert first.id not in b.records
+    again = give(b, 3 * 3600, finding("liveness", "silent", 20, "rack", None, None, members=rack, cleared=True), node)
+    (mine,) = (i for i in again if i.scope == "node")
+    assert mine.closed_ms is None
+    assert mine.id != closed.id or mine.version > closed.version
+    assert [i.id for i in opened(b)] == [mine.id]
+
+
 def test_what_comes_back_soon_goes_on_in_the_same_incident() -> None:
     b = book()
     (first,) = give(b, 0, finding())

@@ -89,6 +89,23 @@ def test_rows_that_come_in_runs_fold_as_shuffled_ones_do(kind: str, seed: int) -
         assert_same(in_runs.of(chosen), shuffled.where(np.isin(shuffled.ids, chosen)))
 
 
+def test_buckets_computed_again_lack_values_of_a_counter() -> None:
+    """A bucket is there in two versions, so that fewer rows count than are stored, and some have no value."""
+    ts = T0 + 10_000 * np.array([0, 1, 1, 2, 3])
+    table = pa.table(
+        {
+            "entity_id": np.full(5, 7, np.uint64),
+            "ts_ms": ts,
+            "version": np.array([1, 1, 2, 1, 1], np.uint64),
+            "rows": np.ones(5, np.uint32),
+            "present": np.ones(5, np.uint16),
+            "throttle_power_us": pa.array([1, 2, 3, None, 5], pa.uint64()),
+        }
+    )
+    stored, mask = fold.fold_rollup(table, ["throttle_power_us"], 20_000).columns["throttle_power_us"]
+    assert (stored.tolist(), mask.tolist()) == ([3, 5], [True, True])
+
+
 def assert_same(one: fold.Folded, other: fold.Folded) -> None:
     for name in ("ids", "start_ms", "rows", "present"):
         assert getattr(one, name).tolist() == getattr(other, name).tolist(), name

@@ -112,8 +112,8 @@ def _experts(
 ) -> dict[str, tuple[int, int]]:
     """Return the expert rank: RankGenerator of the experts has tp of its own size, then ep, then dp, then pp."""
     size = sizes.get("ep", 1)
-    own = options.get("expert-tensor-parallel-size", "")
-    tensor = int(own) if own.isdecimal() and int(own) > 0 else axes["tp"][1]
+    own = _chosen(options, {"expert-tensor-parallel-size": "tp"})
+    tensor = own.get("tp", axes["tp"][1])
     return {"ep": (rank // tensor % size, size)} if size > 1 else {}
 
 
@@ -139,6 +139,6 @@ def _chosen(options: Mapping[str, str], names: Mapping[str, str]) -> dict[str, i
         if text is None:
             continue
         if not (text.isdecimal() and text.isascii() and 0 < len(text) < 8 and int(text)):
-            raise PlaceError(f"{name} {text[:20]!r} is no size")
+            raise PlaceError(f"what {name} says is no size")  # not what it is: it may be a secret
         found[axis] = int(text)
     return found

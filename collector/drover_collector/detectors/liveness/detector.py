@@ -121,9 +121,12 @@ class Reception:
 
     def still_coming(self, group: tuple[str, str], share: float, now_ms: int) -> bool:
         """Return whether a rack or leaf that was silent is coming back. `share`: of it that is silent."""
-        if share >= GROUP_STAYS or share == 0.0:
+        if share in (0.0, 1.0):
             self.coming_ms.pop(group, None)
             return share > 0.0
+        if share >= GROUP_STAYS and group not in self.coming_ms:
+            return True
+        # Also where more are silent again: a node that dies then is not waited for without end.
         return now_ms - self.coming_ms.setdefault(group, now_ms) < GROUP_COMES_MS
 
     def note_pages(self, bucket: Bucket, reporting: Bools) -> None:
@@ -539,6 +542,8 @@ def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) ->
             away = not (present | late)[inside].any()
             if known:
                 away |= s.reception.still_coming((scope, names[code]), float(silent[inside].mean()), bucket.end_ms)
+            else:
+                s.reception.coming_ms.pop((scope, names[code]), None)
             if names[code] and inside.sum() >= 2 and away and not inside.all():
                 yield group_silent(window, scope, names[code], inside, int(since[inside].min()), now_ms)
                 silent = silent & ~inside
@@ -608,8 +613,9 @@ def _gpus(window: Window, s: LivenessState, reporting: Bools, now_ms: int) -> It
             say = pages_without_gpus if scraped else no_gpu_answers
             yield say(window, node, bool(never[gone].all()), int(since[gone].min()), len(gone), now_ms)
             continue
-        # Where most GPUs of a node lose rows, the agent or its network does: then a GPU is lost as a node is.
-        loses = float(np.median(s.partial.share[first:end])) > OTHERS_SHARE
+        # Where most other GPUs of a node lose rows, the agent or its network does: then a GPU is lost as a node is.
+        others = s.partial.share[first:end][~missing[first:end]]
+        loses = len(others) > 0 and float(np.median(others)) > OTHERS_SHARE
         drain_ms = DRAIN_AFTER_MS if loses else GPU_DRAIN_MS
         for g in gone:
             # Rows that fall just past a bucket's edge are no missed ones: count those of its neighbours.

@@ -301,7 +301,8 @@ class _Groups:
         if mask is None:
             lasts, there = self._lasts, np.ones(len(self._lasts), np.bool_)
         else:
-            newest = np.maximum.accumulate(np.where(_in(self._order, mask), np.arange(len(mask)), -1))[self._lasts]
+            held = _in(self._order, mask)  # fewer than `mask` has where a bucket was computed twice
+            newest = np.maximum.accumulate(np.where(held, np.arange(len(held)), -1))[self._lasts]
             lasts, there = np.maximum(newest, 0), newest >= self._firsts
         return (_in(self._order, stored)[lasts] if self._places is None else stored[self._places[lasts]]), there
 
