@@ -124,9 +124,9 @@ def _due(window: Window, s: ConditionState, now_ms: int) -> Iterator[Finding]:
     lasting: dict[str, list[str]] = {}
     for (node, type_), held in s.held.items():
         hold_ms = max(rule_of(type_).hold_s * 1000, round(LOOKS * 1000 * held.found.every_s))
-        if now_ms - held.first_ms >= hold_ms and held.found.place is not Place.NEW:
-            if not (_is_closed(window, held, node) and rule_of(type_).work):
-                lasting.setdefault(type_, []).append(node)
+        is_work = rule_of(type_).work and _is_closed(window, held, node)
+        if now_ms - held.first_ms >= hold_ms and held.found.place is not Place.NEW and not is_work:
+            lasting.setdefault(type_, []).append(node)
     for type_, nodes in sorted(lasting.items()):
         rule = rule_of(type_)
         if len(nodes) >= max(TOGETHER_LEAST, TOGETHER_SHARE * window.index.node_count):
