@@ -140,6 +140,9 @@ class NodeConditions:
         except ActError as error:
             self._note(now_ms, str(error))
             raise
+        if known and not found:  # its database was lost, or its nodes have other names: that ends nothing
+            self._note(now_ms, "the API server lists none of the fleet's nodes; are they named as in the fleet file?")
+            return
         try:
             self._settle(found, now_ms)
         except StoreError as error:  # the same changes are found again
@@ -170,6 +173,7 @@ class NodeConditions:
 
     def _settle(self, found: Mapping[str, Sequence[NodeCondition]], now_ms: int) -> None:
         """Store what has changed since the last reading, and remember it."""
+        self._shared.clear()  # a writer may give a new reason each time
         first = self._engine is not self._pipeline.engine
         marks = self._left_open() if first else self._marks
         changed: list[tuple[str, NodeCondition]] = []
@@ -180,7 +184,8 @@ class NodeConditions:
                     changed.append((name, _aged(each, now_ms) if first or each.type not in before else each))
             well = Standing.WELL.value
             changed += [(name, _gone(type_)) for type_, mark in before.items() if type_ not in now and mark[0] != well]
-        changed.sort(key=lambda one: one[1].standing is not Standing.FAULT)  # stable
+        last = {Standing.FAULT: 0, Standing.SHOWN: 2}  # what is only shown must not keep the end of a fault waiting
+        changed.sort(key=lambda one: last.get(one[1].standing, 1))  # stable
         left = {name for name, _ in changed[EVENTS:]}
         events = [_event(name, each, now_ms) for name, each in changed[:EVENTS]]
         if events:

@@ -233,7 +233,8 @@ class _Request(Generic[T]):
         if instrument.kind == SUM and temporality != CUMULATIVE:
             instrument = replace(instrument, is_cumulative=False)
         if why := self._known.taker.refusal(instrument):
-            self.found.rejected[why] += len(points)
+            if points:
+                self.found.rejected[why] += len(points)
             return
         for begin, stop in points:
             self._point(resource, instrument, begin, stop)

@@ -1,7 +1,8 @@
 """Read a request of OTLP metrics in JSON: the mapping of https://opentelemetry.io/docs/specs/otlp/. Pure.
 
 Names are in lowerCamelCase, enums are numbers, and numbers of 64 bits may be texts. What has an unknown name is left
-out. A NaN is the text "NaN", as protobuf's mapping has it.
+out. A NaN is the text "NaN", and null is a field that is not there, as protobuf's mapping has it
+(https://protobuf.dev/programming-guides/json/).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from drover_core.metrics.prometheus_text import MAX_LABELS, MAX_VALUE
 
 T = TypeVar("T")
 KINDS = (GAUGE, SUM, "histogram", "exponentialHistogram", "summary")
+# The name of the enum is none of OTLP's forms. Protobuf's own printer writes it, and a Collector takes it.
+_CUMULATIVE = (CUMULATIVE, "AGGREGATION_TEMPORALITY_CUMULATIVE")
 _NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
@@ -54,8 +57,10 @@ class JsonReader(Generic[T]):
     def _read(self, request: Any) -> Read[T]:
         found: Read[T] = Read()
         budget = Budget(MAX_PARTS)
-        for each in _list(_object(request), "resourceMetrics", budget):
-            attributes = _list(_object(_object(each).get("resource", {})), "attributes", budget)
+        if _object(request) and "resourceMetrics" not in request:
+            raise WriteError("the request has no resourceMetrics; OTLP's names are in lowerCamelCase")
+        for each in _list(request, "resourceMetrics", budget):
+            attributes = _list(_member(_object(each), "resource"), "attributes", budget)
             resource = self._known.resource(_key(attributes), partial(_labels, attributes, MAX_RESOURCE_LABELS))
             for scope in _list(each, "scopeMetrics", budget):
                 for metric in _list(_object(scope), "metrics", budget):
@@ -63,9 +68,9 @@ class JsonReader(Generic[T]):
         return found
 
     def _metric(self, found: Read[T], resource: Any, metric: dict[str, Any], budget: Budget) -> None:
-        kind = next((each for each in KINDS if each in metric), "")
-        data = _object(metric.get(kind, {}))
-        is_cumulative = kind != SUM or data.get("aggregationTemporality") == CUMULATIVE
+        kind = next((each for each in KINDS if metric.get(each) is not None), "")
+        data = _member(metric, kind)
+        is_cumulative = kind != SUM or data.get("aggregationTemporality") in _CUMULATIVE
         instrument = Instrument(_text(metric, "name"), _text(metric, "unit")[:MAX_UNIT], kind, is_cumulative)
         why = self._known.taker.refusal(instrument)
         if why is None:
@@ -73,7 +78,8 @@ class JsonReader(Generic[T]):
             return
         points = _list(data, "dataPoints", budget)
         if why:
-            found.rejected[why] += len(points)
+            if points:
+                found.rejected[why] += len(points)
             return
         for point in points:
             attributes = _list(_object(point), "attributes", budget)
@@ -84,7 +90,7 @@ class JsonReader(Generic[T]):
 
     @staticmethod
     def _point(found: Read[T], series: T | str, instrument: Instrument, point: dict[str, Any]) -> None:
-        value = _number(point.get("asDouble", point.get("asInt")))
+        value = _number(point.get("asInt") if point.get("asDouble") is None else point["asDouble"])
         if _integer(point, "flags") & NO_VALUE:
             value = ENDED
         times = _integer(point, "timeUnixNano"), _integer(point, "startTimeUnixNano")
@@ -105,7 +111,7 @@ def _labels(attributes: list[Any], most: int) -> Labels | None:
     if len(attributes) > most:
         return None
     for each in attributes:
-        name, value = _text(_object(each), "key"), _any_value(_object(each.get("value", {})))
+        name, value = _text(_object(each), "key"), _any_value(_member(each, "value"))
         if name in found or max(len(name), len(value or "")) > MAX_VALUE:
             return None
         if name and value is not None:
@@ -114,6 +120,7 @@ def _labels(attributes: list[Any], most: int) -> Labels | None:
 
 
 def _any_value(value: dict[str, Any]) -> str | None:
+    value = {name: given for name, given in value.items() if given is not None}
     if "stringValue" in value:
         return _text(value, "stringValue")
     if "boolValue" in value:
@@ -131,8 +138,15 @@ def _object(value: Any) -> dict[str, Any]:
     return value
 
 
+def _member(of: dict[str, Any], name: str) -> dict[str, Any]:
+    value = of.get(name)
+    return {} if value is None else _object(value)
+
+
 def _list(of: dict[str, Any], name: str, budget: Budget) -> list[Any]:
-    value = of.get(name, [])
+    value = of.get(name)
+    if value is None:
+        return []
     if not isinstance(value, list):
         raise WriteError(f"the request's JSON has something else where {name} lists")
     budget.spend(len(value))
@@ -140,14 +154,18 @@ def _list(of: dict[str, Any], name: str, budget: Budget) -> list[Any]:
 
 
 def _text(of: dict[str, Any], name: str) -> str:
-    value = of.get(name, "")
+    value = of.get(name)
+    if value is None:
+        return ""
     if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
         raise WriteError(f"the request's JSON has something else where {name} is a text")
     return value
 
 
 def _integer(of: dict[str, Any], name: str) -> int:
-    value = of.get(name, 0)
+    value = of.get(name)
+    if value is None:
+        return 0
     if isinstance(value, str) and len(value) <= 20 and value.removeprefix("-").isdecimal() and value.isascii():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**64:

@@ -116,6 +116,23 @@ def test_unknown_ends_nothing_that_was_reported() -> None:
     assert len(found({2: [("n02", BAD)], 20: [("n02", unknown)]}, buckets=60)) == 2
 
 
+@pytest.mark.parametrize("type_", ["KernelDeadlock", "Ready"])
+def test_unknown_opens_nothing_also_where_it_was_bad_before(type_: str) -> None:
+    """A node that is shut down is not ready for a moment, and then unknown: nobody knows that it is bad."""
+    bad = replace(BAD, type=type_, status=rule_of(type_).bad)
+    unknown = replace(bad, status="Unknown", standing=Standing.UNKNOWN)
+    assert found({2: [("n02", bad)], 8: [("n02", unknown)]}, buckets=90) == []
+    assert len(found({2: [("n02", bad)], 8: [("n02", unknown)], 14: [("n02", bad)]}, buckets=90)) >= 1
+
+
+def test_work_on_cordoned_nodes_makes_no_note_and_hides_no_other() -> None:
+    bad = replace(BAD, type="KubeletUnhealthy")
+    shut = [(f"n0{n}", replace(bad, place=Place.CLOSED)) for n in range(3)]
+    assert found({2: shut}) == []
+    [first] = found({2: [*shut, ("n05", bad)]})
+    assert (first.node, first.severity) == ("n05", Severity.WARNING)
+
+
 @pytest.mark.parametrize(("nodes", "scope"), [(2, "node"), (3, "rack")])
 def test_the_same_on_many_nodes_is_one_note(nodes: int, scope: str) -> None:
     findings = found({2: [(f"n0{n}", BAD) for n in range(nodes)]}, buckets=30)

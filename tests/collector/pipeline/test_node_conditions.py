@@ -138,7 +138,7 @@ def test_types_that_nobody_knows_are_shown_and_not_judged_and_settings_add_and_l
         [("Weather", Standing.SHOWN), ("LunchOk", Standing.FAULT)], 2,
     )  # fmt: skip
     both.set(node("n0", condition("Weather", "False")))
-    assert both.ask() == [("n0", "Weather", Standing.SHOWN), ("n0", "LunchOk", Standing.GONE)]  # "Strange" was well
+    assert both.ask() == [("n0", "LunchOk", Standing.GONE), ("n0", "Weather", Standing.SHOWN)]  # "Strange" was well
 
 
 @pytest.mark.parametrize(
@@ -216,6 +216,55 @@ def test_of_very_many_changes_the_faults_come_first_and_the_rest_with_the_next_r
     assert [name for name, _, _ in read.ask()] == ["n0", "n1"]
     assert [name for name, _, _ in read.ask()] == ["n2", "n3"]
     assert read.ask() == []
+
+
+def test_types_that_nobody_judges_do_not_keep_the_end_of_a_fault_waiting(
+    read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_conditions, "EVENTS", 2)
+    read.set(
+        *(node(f"n{n}", condition("Noise", "True")) for n in range(3)), node("n3", condition("XfsShutdown", "True"))
+    )
+    read.ask()
+    read.set(
+        *(node(f"n{n}", condition("Noise", "False")) for n in range(3)), node("n3", condition("XfsShutdown", "False"))
+    )
+    assert ("n3", "XfsShutdown", Standing.WELL) in read.ask()
+
+
+def test_reasons_that_change_at_each_reading_are_not_kept(read: Read) -> None:
+    for number in range(20):
+        read.set(node("n0", condition("Strange", "True", reason=f"Round{number}")))
+        read.ask()
+    assert len(read.conditions._shared) <= 4
+
+
+@pytest.mark.parametrize(
+    ("page", "why"),
+    [
+        ({}, "without a list"),
+        ({"items": None}, "without a list"),
+        ({"items": []}, "none of the fleet's nodes"),
+        ({"items": [node("n0.other")]}, "none of the fleet's nodes"),
+        ({"items": [node("n0")], "metadata": {"continue": "again"}}, "same page"),
+    ],
+)
+def test_an_api_server_that_answers_nonsense_ends_nothing_and_is_said(
+    read: Read, page: dict[str, Any], why: str
+) -> None:
+    """As one whose database was lost, and one whose nodes have other names than the fleet's."""
+    read.set(node("n1", condition("KernelDeadlock", "True")))
+    assert len(read.ask()) == 1
+    read_ms, asked = read.now_ms, 0
+
+    def broken(method: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any], dict[str, str]]:
+        nonlocal asked
+        asked += 1
+        return (200, page, {}) if asked < 20 else (503, {"message": "asked without end"}, {})
+
+    read.server.answer = broken  # type: ignore[method-assign]
+    assert read.ask() == []
+    assert why in read.pipeline.ticks.troubles[TROUBLE] and read.conditions.reading.at_ms == read_ms
 
 
 def test_one_list_serves_planned_work_too(read: Read) -> None:

@@ -11,6 +11,7 @@ import zlib
 from typing import Any
 
 import pytest
+from google.protobuf import json_format
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue, KeyValueList
 
@@ -25,6 +26,7 @@ from testbed.otlp_messages import Points, as_json, key_values, request
 
 LABELS = {"gpu": "0", "UUID": "GPU-1"}
 TARGET = {"service.instance.id": "n0:9400"}
+JSON = Form(is_json=True)
 TEMPERATURE = "DCGM_FI_DEV_GPU_TEMP"
 SLOW_S = 4.0  # on a machine that is busy; each takes well under a second alone
 
@@ -277,6 +279,41 @@ def test_a_point_of_wrong_types_is_refused(taker: OtlpTaker, received: Received,
     message["resourceMetrics"][0]["scopeMetrics"][0]["metrics"][0]["gauge"]["dataPoints"][0][name] = value
     assert sent(taker, json.dumps(message).encode(), Form(is_json=True))[0] == 400
     assert not list(received.rounds(3.0, {}))
+
+
+def test_null_is_an_absent_field_and_an_enum_may_be_its_name(taker: OtlpTaker, received: Received) -> None:
+    """protobuf.dev/programming-guides/json: null is any field's default; a Collector's receiver takes enums' names."""
+    name = "node_disk_read_bytes_total"
+    text = as_json(request([Points(name, [({"device": "sda"}, 1.0)], kind="sum")], T0, TARGET)).decode()
+    message = json.loads(text.replace('"aggregationTemporality": 2', '"aggregationTemporality": null'))
+    message["resourceMetrics"].append({"resource": None, "scopeMetrics": None, "schemaUrl": None})
+    metrics = message["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
+    metrics[0] |= {"gauge": None, "unit": None, "description": None}
+    data = metrics[0]["sum"]
+    data["dataPoints"][0] |= {"flags": None, "startTimeUnixNano": None, "asInt": None}
+    data["dataPoints"][0]["attributes"].append({"key": "empty", "value": None})
+    data["dataPoints"][0]["attributes"].append({"key": "bare", "value": {"doubleValue": None}})
+    for value, rejected in ((None, 1), ("AGGREGATION_TEMPORALITY_DELTA", 1), ("AGGREGATION_TEMPORALITY_CUMULATIVE", 0)):
+        data["aggregationTemporality"] = value
+        status, _, count = sent(taker, json.dumps(message).encode(), Form(is_json=True))
+        assert (status, count) == (200, rejected)
+    [source] = received.nodes["n0"].sources.values()
+    [page] = source.pages.values()
+    assert page.samples == {name: [({"device": "sda"}, 1.0)]}
+
+
+def test_a_request_in_protobufs_own_names_is_not_answered_as_taken(taker: OtlpTaker) -> None:
+    """OTLP forbids them, so all would be an unknown field: its sender would never learn that nothing is used."""
+    status, text, _ = sent(taker, json_format.MessageToJson(one(), preserving_proto_field_name=True).encode(), JSON)
+    assert status == 400 and "resourceMetrics" in text
+    assert sent(taker, b"{}", JSON) == (200, "", 0)
+
+
+def test_a_metric_without_points_is_no_rejection(taker: OtlpTaker, received: Received) -> None:
+    empty = request([Points(TEMPERATURE, [], kind="histogram")], T0, TARGET)
+    for body, form in ((empty.SerializeToString(), Form()), (as_json(empty), JSON)):
+        assert sent(taker, body, form)[1:] == ("", 0)
+    assert not received.left_out
 
 
 def test_numbers_may_be_texts_and_no_value_is_no_zero(taker: OtlpTaker, received: Received) -> None:

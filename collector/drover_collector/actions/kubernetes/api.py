@@ -63,16 +63,25 @@ class KubernetesApi:
             raise ActError("this API server lists nodes in a way that Drover does not know") from None
 
     def nodes(self) -> Iterator[dict[str, Any]]:
-        """Yield every node whole, page by page: for taints and conditions, which the table of `statuses` lacks."""
+        """Yield every node whole, page by page: for taints and conditions, which the table of `statuses` lacks.
+
+        Raises:
+            ActError: the list is not whole: no answer, one without a list, or pages without an end.
+        """
         after = ""
         while True:
             more = {"_continue": after} if after else {}
             status, body = self._ask("list_node", limit=PAGE, **more)
             page = good(status, body, "list the nodes")
-            yield from (node for node in page.get("items") or () if isinstance(node, dict))
+            items, before = page.get("items"), after
+            if not isinstance(items, list):
+                raise ActError("cannot list the nodes: the API server answers without a list")
+            yield from (node for node in items if isinstance(node, dict))
             after = str((page.get("metadata") or {}).get("continue") or "")
             if not after:
                 return
+            if after == before:
+                raise ActError("cannot list the nodes: the API server sends the same page again and again")
 
     def read(self, path: str) -> dict[str, Any] | None:
         """Return the object at a path of the API; None: there is none."""

@@ -113,7 +113,10 @@ def _take(s: ConditionState, event: Event, now_ms: int) -> None:
             s.held[key] = Held(found, now_ms, s.ended_ms.get(key, 0))
         else:
             known.found = replace(found, old=known.found.old)
-    elif found.standing is not Standing.UNKNOWN and s.held.pop(key, None) is not None:
+    elif found.standing is Standing.UNKNOWN:
+        if known is not None and not known.reported_ms and now_ms - s.common_ms.get(found.type, 0) >= AGAIN_MS:
+            del s.held[key]  # it was not bad for long enough, and nobody knows whether it still is
+    elif s.held.pop(key, None) is not None:
         s.ended_ms[key] = now_ms
 
 
@@ -121,7 +124,8 @@ def _due(window: Window, s: ConditionState, now_ms: int) -> Iterator[Finding]:
     lasting: dict[str, list[str]] = {}
     for (node, type_), held in s.held.items():
         hold_ms = max(rule_of(type_).hold_s * 1000, round(LOOKS * 1000 * held.found.every_s))
-        if now_ms - held.first_ms >= hold_ms and held.found.place is not Place.NEW:
+        is_work = rule_of(type_).work and _is_closed(window, held, node)
+        if now_ms - held.first_ms >= hold_ms and held.found.place is not Place.NEW and not is_work:
             lasting.setdefault(type_, []).append(node)
     for type_, nodes in sorted(lasting.items()):
         rule = rule_of(type_)
@@ -132,15 +136,17 @@ def _due(window: Window, s: ConditionState, now_ms: int) -> Iterator[Finding]:
             continue
         for node in sorted(nodes):
             held = s.held[node, type_]
-            closed = held.found.place is Place.CLOSED or node in window.maintained
-            if closed and rule.work:
-                continue
+            closed = _is_closed(window, held, node)
             note = closed or held.found.old
             severity = Severity.INFO if note else rule.severity
             if now_ms - held.reported_ms < AGAIN_MS and severity is held.severity:
                 continue
             held.reported_ms, held.severity = now_ms, severity
             yield _of_node(rule, held, node, now_ms, closed)
+
+
+def _is_closed(window: Window, held: Held, node: str) -> bool:
+    return held.found.place is Place.CLOSED or node in window.maintained
 
 
 def _of_node(rule: Rule, held: Held, node: str, now_ms: int, closed: bool) -> Finding:
