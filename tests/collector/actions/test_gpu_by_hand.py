@@ -455,7 +455,9 @@ def test_a_board_that_may_only_have_vanished_stays_isolated(site: Site, settled:
             site.cluster.devices["n1"] = {f"gpu-{slot}": board for slot, board in site.boards["n1"].items()}
             site.report()
             wait_until(lambda: site.cluster.isolated == [uuid(3)], f"after {name} it is back, and isolated as before")
-        wait_until(lambda: site.wait(Health.DRAINED, uuid(3)).reason == kept.reason, "its reason is stored after its rule")
+        wait_until(
+            lambda: site.wait(Health.DRAINED, uuid(3)).reason == kept.reason, "its reason is stored after its rule"
+        )
         site.silent = False
         replaced(site)
         site.wait(Health.HEALTHY, uuid(3))
