@@ -6,7 +6,7 @@ several nodes that go at once is asked for the first of them only. Any process c
 only a report from a node on which the job runs is an answer.
 
 A scheduler may fail to list jobs and still close nodes (squeue fails, scontrol works). That holds a sick node no longer
-than its jobs would. A person who wants the jobs saved hears of it instead.
+than its jobs would. A person who wants the jobs saved gets the error instead.
 """
 
 from __future__ import annotations

@@ -273,7 +273,7 @@ def test_a_sick_node_whose_jobs_cannot_be_listed_goes_without_asking_them(scene:
     assert [effect.partition(" reason")[0] for effect in scene.slurm.effects] == ["n1 state=drain"]
 
 
-def test_a_person_who_wants_the_jobs_saved_hears_that_they_cannot_be_asked(scene: Scene) -> None:
+def test_a_person_who_wants_the_jobs_saved_gets_the_error_if_they_cannot_be_asked(scene: Scene) -> None:
     def refused(node: str) -> tuple[str, ...]:
         raise ActError("squeue cannot be started")
 
