@@ -182,6 +182,9 @@ def seen(outage: NodeOutage, state: GpuState | None, now_ms: int) -> NodeOutage 
         return moved(outage, Health.HEALTHY, now_ms, text, by=SOMEBODY, asked_ms=0)
     if outage.stage is Health.DRAINING and state.jobs == ():
         return replace(outage, stage=Health.DRAINED, ts_ms=now_ms)
+    if outage.stage in (Health.DRAINED, Health.VALIDATING) and state.jobs:  # it tolerates the taint, or came before it
+        gpu = replace(gpu_ref(outage), order="")  # probes next to a job say nothing of the GPU
+        return replace(outage, stage=Health.DRAINING, ts_ms=now_ms, asked_ms=0, gpu=gpu)
     return None
 
 

@@ -76,7 +76,7 @@ class GpuReturns:
         """
         outage = self._context.gpus.at(node, which)
         if outage is None:
-            return self._forget_replaced(node, which, why, by), "its rule is deleted: it is not isolated again"
+            return self._forget_replaced(node, which, why, by, force), "its rule is deleted: it is not isolated again"
         slot = gpu_of(outage).slot
         if force or self._validator is None or not self._context.config.validate:
             made = self._intend(outage, Act.RETURN_GPU, f"{by} {self._context.now_ms()}", why, by)
@@ -90,12 +90,25 @@ class GpuReturns:
         self._order_probes(self._validator, fresh, reason, by, why)
         return None, "probes were asked for; it is put back when it passes them"
 
-    def _forget_replaced(self, node: str, which: int | str, why: str, by: str) -> Action:
-        """Delete the rule of a board that was replaced. Raises ActError: there is none."""
+    def _forget_replaced(self, node: str, which: int | str, why: str, by: str, force: bool) -> Action:
+        """Delete the rule of a board that was replaced. Raises ActError: there is none, or the board is back."""
         if (outage := self._context.gpus.replaced_board(node, which)) is not None:
+            if not force and (back := self.why_kept(outage)):
+                raise ActError(back)
             return self._intend(outage, Act.RETURN_GPU, f"{by} {self._context.now_ms()}", why, by)
         named = f"GPU {which} of {node}" if isinstance(which, int) else f"{which} of {node}"
         raise ActError(f"Drover has not taken out {named} alone: `drover explain {node}` says what is")
+
+    def why_kept(self, outage: NodeOutage) -> str:
+        """Return why the rule of a board that was replaced is not to be deleted: it would be back unprobed; "": it is.
+
+        Drover isolates such a board again as soon as its scheduler lists it.
+        """
+        slot = self.slot_now(outage)
+        if slot is None or self._validator is None or not self._context.config.validate:
+            return ""
+        named = f"{gpu_of(outage).uuid} is back, as GPU {slot} of {outage.node}"
+        return f"{named}, and is isolated again soon: resume it then, and it is probed; --force deletes its rule now"
 
     def new_board(self, outage: NodeOutage) -> str:
         """Return the UUID of the board that took the place of a GPU, by its node; "": none for sure."""

@@ -4,6 +4,9 @@ What was asked is stored with the action before the first job is asked. After a 
 be in the middle of its checkpoint. The next start waits for what is left of the time, then the node goes. A job on
 several nodes that go at once is asked for the first of them only. Any process can report a checkpoint of any job, so
 only a report from a node on which the job runs is an answer.
+
+A scheduler may fail to list jobs and still close nodes (squeue fails, scontrol works). That holds a sick node no longer
+than its jobs would. A person who wants the jobs saved gets the error instead.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-from drover_collector.actions.base import ActError, Actuator, LaterError
+from drover_collector.actions.base import ActError, Actuator, AwayError, LaterError
 from drover_collector.actions.context import ActionContext
+from drover_collector.actions.node_outage import ITSELF
 from drover_core.jobs.checkpoint import ReportError, from_message
 from drover_core.model.events import Action
 from drover_core.model.kinds import CHECKPOINT, EventKind
@@ -65,10 +69,21 @@ class JobSaver:
         if saving is None or not isinstance(self._actuator, Saver):
             return action
         asked = self._asked_for_others(action)
-        jobs = tuple(
-            asked.get(each.job) or self._with_last_checkpoint(each) for each in self._actuator.find_saves(action.node)
-        )
+        found = self._find_saves(self._actuator, action, saving)
+        jobs = tuple(asked.get(each.job) or self._with_last_checkpoint(each) for each in found)
         return self._store(action, replace(saving, asked_ms=max(1, self._context.now_ms()), jobs=jobs))
+
+    def _find_saves(self, actuator: Saver, action: Action, saving: Saving) -> tuple[JobSave, ...]:
+        try:
+            return actuator.find_saves(action.node)
+        except AwayError:
+            raise
+        except ActError as error:
+            early = self._context.now_ms() < action.ts_ms + round(saving.wait_s * 1000)
+            if action.by != ITSELF or (isinstance(error, LaterError) and early):
+                raise
+            log.warning("%s: its jobs are not asked to save themselves: %s", action.node, error)
+            return (JobSave("", why_not=f"which jobs run there is not known: {error}"),)
 
     def ask(self, action: Action) -> Action:
         """Ask the jobs, once: call this after `prepare`, and never again. Raises StoreError."""
@@ -77,15 +92,21 @@ class JobSaver:
         return self._store(action, self._ask(self._actuator, action.saving))
 
     def take_answers(self, action: Action) -> Action:
-        """Take in what the jobs have answered. Raises ActError and its kinds, StoreError."""
+        """Take in what the jobs have answered. Raises AwayError while they have time, StoreError."""
         saving = action.saving
         if saving is None or not any(each.open for each in saving.jobs):
             return action
-        there = set(self._actuator.observe(action.node).jobs or ())
-        jobs = tuple(
-            self._answer(each, each.asked_ms or saving.asked_ms, action.node if each.job in there else "")
-            for each in saving.jobs
-        )
+        try:
+            there = set(self._actuator.observe(action.node).jobs or ())
+            jobs = tuple(
+                self._answer(each, each.asked_ms or saving.asked_ms, action.node if each.job in there else "")
+                for each in saving.jobs
+            )
+        except ActError as error:
+            if isinstance(error, AwayError) and self.waits(action):
+                raise
+            log.warning("%s: whether its jobs have saved themselves is not known: %s", action.node, error)
+            return action
         return self._store(action, replace(saving, jobs=jobs))
 
     def waits(self, action: Action) -> str:

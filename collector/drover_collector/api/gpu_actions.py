@@ -128,6 +128,7 @@ def preview(facts: ApiSnapshot, request: pb.ActRequest, act: Act, reply: pb.ActP
         reply.hindrance = str(error)
         return None, None
     if outage is None and (was := dispatcher.context.gpus.replaced_board(node, which(request))) is not None:
+        reply.hindrance = dispatcher.gpu_returns.why_kept(was)
         reply.grounds.append(f"{was.reason}. A resume deletes its rule: it then stays in service.")
         return gpu_of(was), None
     if outage is None:

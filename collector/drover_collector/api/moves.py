@@ -37,7 +37,7 @@ def moves_of(facts: ApiSnapshot, from_ms: int, to_ms: int, job: str = "") -> lis
         for action in reversed(facts.store.actions.newest(acts=CLOSINGS, since_ms=from_ms))
         if action.saving is not None and action.state is ActionState.DONE and from_ms <= action.saving.asked_ms < to_ms
         for save in action.saving.jobs
-        if not job or save.job == job
+        if save.job and job in ("", save.job)
     ]
 
 

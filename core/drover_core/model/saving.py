@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class JobSave:
-    """One job on the node. Times are the collector's clock, in ms; 0: not."""
+    """One job on the node. Times are the collector's clock, in ms; 0: not.
+
+    Without a name: which jobs the node has is not known, and `why_not` says why.
+    """
 
     job: str
     how: str = ""  # how it is asked, for people: "signal USR1"; "": it is not asked
@@ -64,6 +67,8 @@ def sentence(saving: Saving) -> str:
 
 
 def sentence_of(save: JobSave) -> str:
+    if not save.job:
+        return f"its jobs were not asked to save themselves: {save.why_not}"
     if not save.how:
         return f"job {save.job} was not asked to save itself: {save.why_not}"
     if save.step is not None:

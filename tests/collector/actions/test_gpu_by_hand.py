@@ -455,7 +455,9 @@ def test_a_board_that_may_only_have_vanished_stays_isolated(site: Site, settled:
             site.cluster.devices["n1"] = {f"gpu-{slot}": board for slot, board in site.boards["n1"].items()}
             site.report()
             wait_until(lambda: site.cluster.isolated == [uuid(3)], f"after {name} it is back, and isolated as before")
-        assert site.wait(Health.DRAINED, uuid(3)).reason == kept.reason
+        wait_until(
+            lambda: site.wait(Health.DRAINED, uuid(3)).reason == kept.reason, "its reason is stored after its rule"
+        )
         site.silent = False
         replaced(site)
         site.wait(Health.HEALTHY, uuid(3))
@@ -474,3 +476,51 @@ def test_a_swap_must_hold_for_a_while(site: Site, monkeypatch: pytest.MonkeyPatc
         threading.Event().wait(0.15)
         assert site.wait(Health.DRAINED, uuid(3))
         site.wait(Health.HEALTHY, uuid(3))
+
+
+def test_a_pod_that_gets_it_all_the_same_is_not_probed_over(site: Site) -> None:
+    """One that tolerates every taint, or that came while the rule stood at another board's name."""
+    with site.collector():
+        site.ask()
+        site.wait(Health.DRAINED, uuid(3))
+        site.cluster.claims = {"train": claim_of("train", "n1", "gpu-3")}
+        held = site.wait(Health.DRAINING, uuid(3))
+        assert (held.by, held.reason) == ("ann", "it rattles")
+        assert "a pod still holds it" in site.ask(act="resume").detail
+        assert site.probes.gpus == []
+        site.cluster.claims.clear()
+        site.wait(Health.DRAINED, uuid(3))
+        site.ask(act="resume", by="bob")
+        site.wait(Health.VALIDATING, uuid(3))
+        site.cluster.claims = {"train": claim_of("train", "n1", "gpu-3")}
+        again = site.wait(Health.DRAINING, uuid(3))
+        assert (again.gpu, again.asked_ms) == (GpuRef(3, uuid(3)), 0), "those probes say nothing of it"
+
+
+def test_a_replaced_board_that_is_back_is_not_forgotten_without_probes(site: Site, settled: None) -> None:
+    with site.collector():
+        site.ask()
+        replaced(site)
+        site.wait(Health.HEALTHY, uuid(3))
+        site.boards["n1"][6] = uuid(3)  # its driver lists it soon
+        site.report()
+        says = f"{uuid(3)} is back, as GPU 6 of n1"
+        assert says in site.preview(uuid(3), act="resume").hindrance
+        with pytest.raises(RefusalError, match=says):
+            site.ask(uuid(3), act="resume")
+        assert len(site.cluster.rules) == 1
+        replaced(site, 6, uuid(3))
+        site.wait(Health.DRAINED, uuid(3))
+        assert site.cluster.isolated == [uuid(3)]
+        assert "probes were asked for" in site.ask(uuid(3), act="resume").detail
+
+
+def test_a_forced_resume_forgets_a_replaced_board_that_is_back(site: Site, settled: None) -> None:
+    with site.collector():
+        site.ask()
+        replaced(site)
+        site.wait(Health.HEALTHY, uuid(3))
+        site.boards["n1"][6] = uuid(3)
+        site.report()
+        assert site.ask(uuid(3), act="resume", force=True).state == "done"
+    assert site.cluster.rules == {}

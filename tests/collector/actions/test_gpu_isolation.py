@@ -377,6 +377,20 @@ def test_the_rule_is_what_each_version_of_the_api_takes(version: str) -> None:
     }  # fmt: skip
 
 
+def test_what_is_isolated_already_is_so_only_where_the_rule_is_about_its_board() -> None:
+    """An isolation that a stop left and a boot followed, or a board that was replaced and is back."""
+    cluster = GpuCluster()
+    actuator = KubernetesActuator(cluster, ("nvidia.com/",))  # type: ignore[arg-type]  # no evictions here
+    order = replace(action_of(Act.ISOLATE_GPU), gpu=GpuRef(SLOT, SICK))
+    actuator.do(order, lambda: None)
+    devices = cluster.devices["n1"]
+    devices["gpu-2"], devices["gpu-3"] = devices["gpu-3"], devices["gpu-2"]
+    assert cluster.isolated != [SICK]
+    said = actuator.do(order, lambda: None).detail
+    assert cluster.isolated == [SICK]
+    assert said.startswith("isolated already") and "it is device gpu-2 now" in said
+
+
 def test_mig_devices_of_the_gpu_are_named(scene: Scene) -> None:
     actuator = KubernetesActuator(scene.cluster, ("nvidia.com/",))  # type: ignore[arg-type]  # no evictions here
     split = {"name": "gpu-3-mig-9-0-4", "attributes": {"type": {"string": "mig"}, "parentUUID": {"string": SICK}}}

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from drover_collector.actions.base import ActError, AwayError
+from drover_collector.actions.base import ActError, AwayError, LaterError
 from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import SlurmConfig
 from drover_collector.actions.slurm.save_signal import SaveSignal, of_comment, of_script
@@ -232,6 +232,57 @@ def test_a_question_that_slurm_did_not_answer_may_have_reached_the_job(scene: Sc
         scene.now_ms = T0 + round(SAVE_S * 1000)
         scene.wait(Act.ISOLATE)
     assert scene.slurm.effects.count("signal 7 USR1") == 1
+
+
+@pytest.mark.parametrize("error", [LaterError("Slurm: Access/permission denied"), ActError("squeue cannot be started")])
+def test_a_question_about_jobs_that_fails_holds_no_node_past_the_time(scene: Scene, error: ActError) -> None:
+    """squeue may fail where scontrol works: a user's rights, a program that is missing."""
+
+    def refused(node: str) -> tuple[str, ...]:
+        raise error
+
+    with scene.desk() as desk:
+        desk.drain("n1", Act.DRAIN, "fan", "ann", False, SAVE_S)
+        wait_until(lambda: waits(scene), "it waits")
+        scene.slurm.jobs = refused  # type: ignore[method-assign]  # a squeue that fails
+        time.sleep(0.1)  # some looks
+        assert waits(scene), "its jobs have their time"
+        scene.now_ms = T0 + round(SAVE_S * 1000)
+        found = scene.wait(Act.DRAIN)
+    assert found.state is ActionState.DONE
+    assert "job 7 was asked to save itself (signal USR1) and did not answer in time" in found.detail
+
+
+@pytest.mark.parametrize("error", [LaterError("Slurm: Access/permission denied"), ActError("squeue cannot be started")])
+def test_a_sick_node_whose_jobs_cannot_be_listed_goes_without_asking_them(scene: Scene, error: ActError) -> None:
+    drain = replace(decision(RecommendedAction.DRAIN), save_s=SAVE_S)
+
+    def refused(node: str) -> tuple[str, ...]:
+        raise error
+
+    scene.slurm.jobs = refused  # type: ignore[method-assign]  # a squeue that fails
+    with scene.desk() as desk:
+        scene.store.decisions.write([drain])
+        desk.take([drain])
+        if isinstance(error, LaterError):
+            wait_until(lambda: "not yet, tried again" in getattr(standing(scene), "detail", ""), "it is tried again")
+            scene.now_ms = T0 + round(SAVE_S * 1000)
+        found = scene.wait(Act.DRAIN)
+    assert found.state is ActionState.DONE
+    assert f"its jobs were not asked to save themselves: which jobs run there is not known: {error}" in found.detail
+    assert [effect.partition(" reason")[0] for effect in scene.slurm.effects] == ["n1 state=drain"]
+
+
+def test_a_person_who_wants_the_jobs_saved_gets_the_error_if_they_cannot_be_asked(scene: Scene) -> None:
+    def refused(node: str) -> tuple[str, ...]:
+        raise ActError("squeue cannot be started")
+
+    scene.slurm.jobs = refused  # type: ignore[method-assign]  # a squeue that fails
+    with scene.desk() as desk:
+        desk.drain("n1", Act.DRAIN, "fan", "ann", False, SAVE_S)
+        found = scene.wait(Act.DRAIN)
+    assert (found.state, "squeue cannot be started" in found.detail) == (ActionState.FAILED, True)
+    assert scene.slurm.effects == []
 
 
 def test_a_person_may_let_the_jobs_save_themselves_first(scene: Scene) -> None:

@@ -123,7 +123,8 @@ class GpuTaints:
         gpu = gpu_of(action)
         if (rule := self._rule(gpu.uuid)) is not None:
             if _mark(rule) == own_mark(action):
-                return Result(f"isolated already, by DeviceTaintRule {_name(gpu.uuid)}")
+                moved = self.mend(GpuState(gpu.uuid, action.node), check_lease)
+                return Result(f"isolated already, by DeviceTaintRule {_name(gpu.uuid)}{moved and f'; {moved}'}")
             raise ForeignError(f"it is isolated for another incident, {_mark(rule)}: left unchanged")
         device = self._device_of(gpu.uuid, action.node, action.attempts < PATIENCE)
         check_lease()
