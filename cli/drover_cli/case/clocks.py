@@ -95,4 +95,5 @@ def _next_to(own_ms: Times, node_ms: Times) -> Times:
     first, end = np.searchsorted(node_ms, node_ms[near], "left"), np.searchsorted(node_ms, node_ms[near], "right")
     begins = np.flatnonzero(np.append(True, first[1:] != first[:-1])) if len(first) else first
     nth = np.arange(len(first)) - np.repeat(begins, np.diff(np.append(begins, len(first))))
-    return np.minimum(first + nth, end - 1)
+    place: Times = np.minimum(first + nth, end - 1)
+    return place

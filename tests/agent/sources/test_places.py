@@ -68,7 +68,7 @@ def test_sizes_that_do_not_fit_are_no_place() -> None:
     assert wrong_sizes({"tp": 8, "pp": 3}, 64)
 
 
-def test_what_a_command_line_says_instead_of_a_size_is_not_told() -> None:
+def test_what_a_command_line_says_instead_of_a_size_is_not_logged() -> None:
     """It may be a secret that somebody put into the wrong place; errors are logged."""
     with pytest.raises(PlaceError) as error:
         place_of(MEGATRON.replace("size 8", "size hunter2"))
