@@ -43,6 +43,34 @@ def test_no_time_and_the_future_are_now(text: str) -> None:
     assert moment.read(text, NOW_MS) == 0
 
 
+def test_what_is_played_stands_at_its_beginning_and_not_in_the_second_before() -> None:
+    for begun_ms in (AT_MS, AT_MS + 1, AT_MS + 999):
+        stands = moment.read(moment.play(AT_MS - 600_000, AT_MS + 600_000, begun_ms)["at"], NOW_MS)
+        assert begun_ms <= stands < begun_ms + 1000
+
+
+def test_a_moment_of_another_year_is_said_with_its_year() -> None:
+    assert moment.day_of(AT_MS, WHO) == "Sat 28 Nov 09:30:00"
+    assert moment.day_of(AT_MS - 366 * 86_400_000, WHO) == "Thu 27 Nov 2025 09:30:00"
+
+
+def test_a_page_of_now_counts_its_ages_from_now_whatever_its_address_says() -> None:
+    def script(page: str) -> None:
+        import streamlit as st
+
+        from drover_dashboard.widgets import moment
+
+        moment.settle(page)
+        st.text(str(moment.at_ms()))
+
+    for page, known in (("system", False), ("node", True)):
+        test = AppTest.from_function(script, kwargs={"page": page})
+        test.query_params["at"] = moment.written(AT_MS - 400 * 86_400_000)
+        test.run()
+        assert not test.exception
+        assert (test.text[-1].value != "0") is known
+
+
 def test_only_what_can_answer_of_then_is_asked_of_then_and_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -26,8 +28,9 @@ class Console(NamedTuple):
 def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
     folder, api, port = tmp_path_factory.mktemp("past"), free_port(), free_port()
     at = past_fleet.moments(time.time_ns() // 1_000_000)
+    path = os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])
     with (
-        running(folder, "testbed.past_fleet", str(folder), str(api)),
+        running(folder, "testbed.past_fleet", str(folder), str(api), env=os.environ | {"PYTHONPATH": path}),
         running(folder, "drover_dashboard.main", "--collector", f"127.0.0.1:{api}", "--port", str(port)) as log,
     ):
         wait_until(lambda: reachable("127.0.0.1", api) and reachable("127.0.0.1", port), "both listen", 120)
@@ -54,7 +57,7 @@ def test_an_incident_is_played_on_the_map_and_now_leads_back(console: Console, t
     page.get_by_role("button", name="Play on the map").click()
     page.wait_for_url("**/?**play=**")
     page.wait_for_function("window.__drover_fleet?.past?.frames > 1")
-    page.get_by_text("THE PAST").wait_for()
+    page.get_by_text("THE PAST:").wait_for()
     scrubber, play = page.get_by_role("slider"), page.get_by_role("button", name="Play", exact=True)
     scrubber.focus()
     page.keyboard.press("Home")
@@ -81,7 +84,7 @@ def test_an_incident_is_played_on_the_map_and_now_leads_back(console: Console, t
 def test_a_moment_goes_along_and_the_node_shows_then(console: Console, tab: Tab) -> None:
     page = tab.page
     tab.goto(f"{console.url}/node?node={past_fleet.SICK}")
-    page.get_by_text("THE PAST").wait_for(state="detached")
+    page.get_by_text("THE PAST:").wait_for(state="detached")
     tab.goto(f"{console.url}/?at={moment.written(console.at['onset'] + 600_000)}")
     page.get_by_text("Poor cooling").first.click()
     page.wait_for_url("**/incidents?**at=**")

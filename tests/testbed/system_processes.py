@@ -65,7 +65,8 @@ def running(
             ended = child.poll()
             child.send_signal(signal.SIGTERM)
             child.wait(STOP_S)
-    assert ended is None, f"{module} ended by itself with {ended}: {log.read_text()[-2000:]}"
+            # In the `finally`: what waited for it in vain shows its log too.
+            assert ended is None, f"{module} ended by itself with {ended}: {log.read_text()[-2000:]}"
 
 
 @contextmanager

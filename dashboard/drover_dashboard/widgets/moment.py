@@ -19,6 +19,7 @@ AT, PLAY = "at", "play"
 NOW = "now"
 PRESETS = ("10 min", "1 h", "6 h", "24 h", "7 days")  # ago
 CARRIED = "moment"  # of the session
+OF_NOW = "moment_of_now"  # of the session: its page shows now, whatever its address says
 PATHS = {"" if page == view.FLEET else page.stem for page in view.OF_THE_PAST}
 HELP = (
     "Now, or the page as of a moment in your zone: what was open, what ran, what the values were. Type it:"
@@ -29,7 +30,7 @@ LEAST_MS = 1000  # ago
 
 def at_ms() -> int:
     """Return the moment that the page shows, ms; 0: now. Of a script run; elsewhere it is now."""
-    if get_script_run_ctx(suppress_warning=True) is None:
+    if get_script_run_ctx(suppress_warning=True) is None or st.session_state.get(OF_NOW):
         return 0
     return read(st.query_params.get(AT, ""), time.time_ns() // 1_000_000)
 
@@ -52,8 +53,9 @@ def written(ms: int) -> str:
 
 def settle(page: str) -> None:
     """Before a page runs: bring the moment of the page before, say that it is the past, and lead back to now."""
+    st.session_state[OF_NOW] = page not in PATHS  # else its ages would be counted from a moment that it does not show
     if page not in PATHS:
-        if st.session_state.get(CARRIED):
+        if st.session_state.get(CARRIED) or AT in st.query_params:
             view.notice("moment_not_here", "remark", "This page shows now; it keeps nothing of the past to look at.")
         return
     came = st.session_state.get(f"{CARRIED}_page") != page and not address.is_back()
@@ -72,12 +74,18 @@ def settle(page: str) -> None:
 
 def _banner(asked: int) -> None:
     real = view.Viewer(view.viewer().where, time.time_ns() // 1_000_000)
-    day = datetime.fromtimestamp(asked / 1000, real.where).strftime("%a %-d %b %H:%M:%S")
+    day = day_of(asked, real)
     with st.container(key="past_bar", horizontal=True, vertical_alignment="center"):
         st.markdown(f"**THE PAST: as of {day} {real.zone_name()}**, {real.ago(asked)} ago. Nothing can be done here.")
         if st.button("Back to now", icon=":material/update:", key="past_now"):
             leave()
             st.rerun()
+
+
+def day_of(ms: int, who: view.Viewer) -> str:
+    """Return a moment for the banner, with its year unless that is this one. Pure."""
+    then, now = (datetime.fromtimestamp(each / 1000, who.where) for each in (ms, who.now_ms))
+    return then.strftime("%a %-d %b %H:%M:%S" if then.year == now.year else "%a %-d %b %Y %H:%M:%S")
 
 
 def leave() -> None:
@@ -136,5 +144,8 @@ def last_hour(asked: int) -> tuple[int, int]:
 
 
 def play(from_ms: int, to_ms: int, shown_ms: int) -> dict[str, str]:
-    """Return the address' words for the map that plays a time, standing at a moment of it."""
-    return {AT: written(shown_ms), PLAY: f"{from_ms // 1000}-{to_ms // 1000}"}
+    """Return the address' words for the map that plays a time, standing at a moment of it.
+
+    The address has whole seconds: it stands at the next one, as an incident is not yet open in the one before.
+    """
+    return {AT: written(shown_ms + 999), PLAY: f"{from_ms // 1000}-{to_ms // 1000}"}

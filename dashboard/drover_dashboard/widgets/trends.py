@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from drover_dashboard import client
 from drover_dashboard.widgets import view
@@ -11,7 +11,7 @@ from drover_proto import fleet_pb2 as pb
 
 SPAN = "30 days"  # of the Capacity page, which the figures lead to
 # Field, label, unit, factor; whether more is worse.
-FIGURES = (
+FIGURES: tuple[tuple[Literal["util_ratio", "power_w", "gpu_hours_lost", "goodput"], str, str, float, bool], ...] = (
     ("util_ratio", "Utilisation", "%", 100.0, False), ("power_w", "GPU power", "kW", 0.001, False),
     ("gpu_hours_lost", "GPU-hours lost", "h", 1.0, True), ("goodput", "Goodput", "%", 100.0, False),
 )  # fmt: skip
