@@ -24,7 +24,7 @@ PAGES = sorted(page.stem for page in ALL_PAGES)
 WITHOUT = {"policy", "risk", "system"}  # they have none
 LIST, BUTTONS = "combobox", "radiogroup"
 # All that chooses, of any kind; what a popover holds is not on the page before it is opened.
-# The chooser of a moment shows that moment, not the choice: ten minutes ago is soon twenty. test_console_past.py has it.
+# The chooser of a moment shows the moment, not the choice (ten minutes ago is soon twenty): see test_console_past.py.
 MOMENT = "[aria-label^=Moment]"
 FOUND = f"""[...document.querySelector('[data-testid=stMain]').querySelectorAll('input, textarea, select, [role]')]
   .filter((e) => !e.matches('{MOMENT}'))
