@@ -205,7 +205,7 @@ def _rate(row: dict[str, Any], count: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--generators", nargs="+", default=["a", "b"], choices=["a", "b", "c", "d", "e"])
+    parser.add_argument("--generators", nargs="+", default=["a", "b"], choices=["a", "b", "c", "d", "e", "f"])
     parser.add_argument("--fleets", type=int, default=20, help="of each generator")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--healthy", type=int, default=0, metavar="FLEETS", help="and so many fleets without a fault")

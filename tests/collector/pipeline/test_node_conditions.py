@@ -188,13 +188,13 @@ def test_no_answer_ends_nothing_and_is_said(read: Read, monkeypatch: pytest.Monk
     def half(method: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any], dict[str, str]]:
         return (503, {"message": "later"}, {}) if "continue" in read.server.query else answer(method, path, body)
 
-    read.server.answer = half  # type: ignore[method-assign]
+    read.server.answer = half  # type: ignore[method-assign]  # it fails at the second page
     assert read.ask(600) == []
     assert read.pipeline.ticks.troubles[TROUBLE].startswith(
         "The conditions of Kubernetes' nodes are last read 10 minutes ago: cannot list the nodes: later (503)"
     )
     assert read.conditions.reading.at_ms == read_ms
-    read.server.answer = answer  # type: ignore[method-assign]
+    read.server.answer = answer  # type: ignore[method-assign]  # it is well again
     assert read.ask() == [] and TROUBLE not in read.pipeline.ticks.troubles
 
 
@@ -262,7 +262,7 @@ def test_an_api_server_that_answers_nonsense_ends_nothing_and_is_said(
         asked += 1
         return (200, page, {}) if asked < 20 else (503, {"message": "asked without end"}, {})
 
-    read.server.answer = broken  # type: ignore[method-assign]
+    read.server.answer = broken  # type: ignore[method-assign]  # a list that makes no sense
     assert read.ask() == []
     assert why in read.pipeline.ticks.troubles[TROUBLE] and read.conditions.reading.at_ms == read_ms
 

@@ -82,8 +82,8 @@ ALONE_MS = {Progress.STOPPED: 0, Progress.UNKNOWN: 150_000, Progress.GOES_ON: 24
 LEAST_GAP = 0.5  # of the time after which a node counts as silent: a shorter gap is a lost sample
 LONGEST_GAP_MS = 240_000
 GROUP_STAYS = 0.5  # a silent rack or leaf stays one finding until less than this share of it is silent
-# And for so long after that, while some of it is: after a loss of power, nodes boot one after the other. A POST of
-# eight GPUs and terabytes of memory takes 5 to 10 minutes.
+# And for so long after that, while some of it is: after a loss of power, nodes boot one after the other. How long
+# that takes differs by board: our own limit.
 GROUP_COMES_MS = 600_000
 
 CORE = ("gpu_temp_c", "power_w", "sm_clock_mhz")  # a GPU that answers has a value of one of these

@@ -18,7 +18,7 @@ class Job:
     t1: float
     par: dict
     w: np.ndarray  # share of work by rank
-    root: str = ""  # of which this is a restart
+    root: str = ""  # the job that this one restarts
     replica: int = 1  # GPUs of a replica of a service
     mods: list = field(default_factory=list)  # (what, t0, t1, value), shared by restarts
     listed: bool = True

@@ -183,7 +183,10 @@ def simulate(f: Fleet, jobs: list[Job], plan: Plan, span: float, interval: float
     acc = {k: np.zeros(g) for k in keep}
     loss: dict[int, list] = {id(w): [] for w in plan.watch}
     row, done = 0, 0
-    ex = lambda tau: 1 - np.exp(-dt / tau)  # noqa: E731
+
+    def ex(tau):
+        return 1 - np.exp(-dt / tau)
+
     tau_die = ex(1.2)
     w = np.ones(g)
     for k, t in enumerate(times):
