@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
+import signal
 import socket
 import sys
 import threading
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from drover_core import clusters as cluster_settings
-from drover_core import interrupts
 from drover_core.grafana import BOARD, Grafana, wrong_address, wrong_board
 from drover_core.settings import SettingsError
 from drover_dashboard import clusters
@@ -26,7 +25,6 @@ COLLECTOR = "127.0.0.1:7302"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    interrupts.enable_sigint()
     options = _parser().parse_args(argv)
     try:
         tls = _tls(options)
@@ -44,18 +42,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.argv = sys.argv[:1]  # Streamlit would hand the rest to the page's script
     # uvicorn would put X-Forwarded-For in the place of the address that the proxy is known by.
     os.environ["FORWARDED_ALLOW_IPS"] = ""
-    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C before or after the server listens for it
-        from drover_dashboard.server.app import (  # imports Streamlit, a second that --help and errors need not wait
-            build,
-            share_several,
-            warm,
-        )
+    # Streamlit starts threads while it is imported. A KeyboardInterrupt there left one that was never told to end, and
+    # the console hung. The default action ends it at once; while the server runs, the server handles the signal.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from drover_dashboard.server.app import (  # imports Streamlit, a second that --help and errors need not wait
+        build,
+        share_several,
+        warm,
+    )
 
-        if several is not None:
-            share_several(several)
-        app = build()
-        threading.Thread(target=warm, name="warm", daemon=True).start()
-        app.run(config=_streamlit_options(options))
+    if several is not None:
+        share_several(several)
+    app = build()
+    threading.Thread(target=warm, name="warm", daemon=True).start()
+    app.run(config=_streamlit_options(options))
     return 0
 
 
