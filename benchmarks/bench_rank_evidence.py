@@ -84,18 +84,18 @@ def rank_main(folder: Path, kind: str) -> None:
         time.sleep(600)
 
 
-def planted_proc(folder: Path) -> Path:
-    """Return a /proc in which job 4242 of Slurm has a process on each GPU, with its rank."""
+def planted_proc(folder: Path, job: str = "4242") -> Path:
+    """Return a /proc in which a job of Slurm has a process on each GPU, with its rank."""
     parts = ["[proc/1]\ncomm: systemd\nstat: 1 (systemd) S 0 1 1 0 -1 4194304\ncgroup: 0::/init.scope\n"]
-    step = "0::/system.slice/slurmstepd.scope/job_4242/step_0"
+    step = f"0::/system.slice/slurmstepd.scope/job_{job}/step_0"
     children = " ".join(str(1000 * (n + 1)) for n in range(RANKS))
     parts.append(
         f"[proc/900]\ncomm: slurmstepd\nstat: 900 (slurmstepd) S 1 900 900 0 -1 4194304\ncgroup: {step}/slurm\n"
-        f"cmdline: slurmstepd: [4242.0]\\0\ntask/900/children: {children}\n"
+        f"cmdline: slurmstepd: [{job}.0]\\0\ntask/900/children: {children}\n"
     )
     parts += [
         f"[proc/{1000 * (n + 1)}]\ncomm: python\nstat: {1000 * (n + 1)} (python) S 900 1 1 0 -1 4194304\n"
-        f"cgroup: {step}/user/task_{n}\nenviron: SLURM_JOB_ID=4242\\0SLURM_STEP_GPUS=0,1,2,3\\0RANK={n}\\0\n"
+        f"cgroup: {step}/user/task_{n}\nenviron: SLURM_JOB_ID={job}\\0SLURM_STEP_GPUS=0,1,2,3\\0RANK={n}\\0\n"
         for n in range(RANKS)
     ]
     from testbed.trees import plant

@@ -182,6 +182,32 @@ def test_gaps_of_many_nodes_at_once_are_no_habit_of_single_nodes() -> None:
     assert "n05" in {node for node, _ in silences(gaps_of([*many, (5, 60, 7)], 100)).values()}
 
 
+AWAY = [(1, 20, 36), (2, 70, 40), (3, 120, 38)]  # three nodes, 6 min and more each
+
+
+def drained_of(gaps: Sequence[tuple[int, int, int]], count: int, started: Sequence[tuple[int, int]] = ()) -> list[str]:
+    """Nodes that a drain is asked for. `started`: (node, bucket) in which its agent starts."""
+    engine, found = fresh(), set[str]()
+    for number, bucket in enumerate(gaps_of(gaps, count)):
+        at_ms, names = bucket.start_ms, [f"n{n:02d}" for n, at in started if at == number]
+        events = [Event(f"s{n}", at_ms, n, None, EventKind.LIFECYCLE, "agent_started", "") for n in names]
+        engine.on_events(events, at_ms)
+        for i in engine.on_bucket(bucket, bucket.end_ms + LAG_MS).incidents:
+            found |= {i.node or ""} if i.action.value == "drain" else set()
+    return sorted(found)
+
+
+def test_where_nodes_come_back_alive_after_minutes_a_drain_waits_for_longer_than_these() -> None:
+    assert drained_of([*AWAY, (4, 170, 70)], 250) == ["n01", "n02", "n03"]
+    assert drained_of([*AWAY, (4, 170, 90)], 270) == ["n01", "n02", "n03", "n04"], "twice the longest is enough"
+    assert drained_of([*AWAY[:2], (4, 170, 70)], 250) == ["n01", "n02", "n04"], "two are no habit"
+
+
+def test_a_node_that_was_down_for_minutes_is_no_reason_to_wait() -> None:
+    starts = [(node, first + length) for node, first, length in AWAY]
+    assert drained_of([*AWAY, (4, 170, 70)], 250, starts) == ["n01", "n02", "n03", "n04"]
+
+
 def test_a_node_at_such_a_site_is_drained_as_soon_as_elsewhere() -> None:
     engine = fresh()
     silences(gaps_of([(1, 20, 7), (2, 40, 8), (3, 60, 6), (5, 90, 60)], 160), engine)

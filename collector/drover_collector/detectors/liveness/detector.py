@@ -72,9 +72,11 @@ COMING_MS = 300_000  # at most
 REPORTS_AGAIN = 3  # after a stop, until it counts as over: an agent sends what it has read, some of it late
 # Some sites lose telemetry of a node for a minute or two now and then, and nothing is wrong. Where that of two nodes,
 # or of a thousandth of them, came back by itself within a day, a single node must be silent for twice as long as these
-# to be reported. Drains are asked for as soon as before.
+# to be reported. Drains are asked for as soon as before, until three nodes were away for longer and came back without
+# a start of their agent: then a drain waits for twice as long as these, half an hour at most. Our own limits.
 GAPS_USUAL, GAPS_SHARE, GAPS_MS, GAPS_KEPT = 2, 0.001, 24 * 3_600_000, 1024
 GAP_SLACK = 2.0
+AWAY_USUAL, LONGEST_AWAY_MS = 3, 1_800_000
 # A single node that is away for a minute or two is mostly an agent that restarts or a management network that blinks.
 # Kubernetes waits 50 s (node-monitor-grace-period), Slurm 300 s (SlurmdTimeout). Its job's other nodes know more: if
 # they stopped computing with it, it is dead, and nobody has to wait; if they go on, it lives.
@@ -105,7 +107,8 @@ class Reception:
     Attributes:
         newest_end_ms: of its newest bucket. none_reporting: no node reported in that.
         has_node_rows: rows of nodes were seen, not only of their GPUs.
-        gaps: (end, length, node) of silences that ended by themselves before a drain, oldest first.
+        gaps: (end, length, node) of silences that ended by themselves, oldest first.
+        started_ms: node -> when its agent started last.
         scraped: bool [N], the node's newest values came from pages of exporters, not from an agent.
         unread_ms: int64 [N], end of the newest bucket in which one of its pages was not read; 0: none.
         coming_ms: (scope, name) of a silent rack or leaf -> when less than GROUP_STAYS of it was silent.
@@ -115,6 +118,7 @@ class Reception:
     none_reporting: bool = False
     has_node_rows: bool = False
     gaps: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=GAPS_KEPT))
+    started_ms: dict[str, int] = field(default_factory=dict)
     scraped: Bools = field(default_factory=lambda: np.zeros(0, bool))
     unread_ms: Times = field(default_factory=lambda: np.zeros(0, np.int64))
     coming_ms: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -138,11 +142,24 @@ class Reception:
 
     def usual_gap_ms(self, now_ms: int, nodes: int) -> int:
         """Return how long a silence must last to be longer than this site's usual gaps, ms; 0: it has none."""
+        self._forget_gaps(now_ms)
+        short = [(length, n) for _, length, n in self.gaps if length < LONGEST_GAP_MS]
+        return min(LONGEST_GAP_MS, _longer(short, max(GAPS_USUAL, GAPS_SHARE * nodes)))
+
+    def usual_away_ms(self, now_ms: int, nodes: int) -> int:
+        """Return how long a silence must last to be longer than those of nodes that lived, ms; 0: there were none."""
+        self._forget_gaps(now_ms)
+        long = [(length, n) for _, length, n in self.gaps if length >= LONGEST_GAP_MS]
+        return min(LONGEST_AWAY_MS, _longer(long, max(AWAY_USUAL, GAPS_SHARE * nodes)))
+
+    def _forget_gaps(self, now_ms: int) -> None:
         while self.gaps and now_ms - self.gaps[0][0] > GAPS_MS:
             self.gaps.popleft()
-        if len({n for _, _, n in self.gaps}) < max(GAPS_USUAL, GAPS_SHARE * nodes):
-            return 0
-        return min(LONGEST_GAP_MS, int(GAP_SLACK * max(length for _, length, _ in self.gaps)))
+
+
+def _longer(gaps: Sequence[tuple[int, int]], least: float) -> int:
+    """Return GAP_SLACK times the longest of gaps (length, node), ms; 0: fewer than `least` nodes had one."""
+    return int(GAP_SLACK * max(length for length, _ in gaps)) if len({n for _, n in gaps}) >= least else 0
 
 
 @dataclass(slots=True)
@@ -322,6 +339,7 @@ def _on_lifecycle(s: LivenessState, event: Event, now_ms: int) -> None:
     if event.code == "agent_stopped":
         s.planned.stopped_ms[event.node], s.planned.reports[event.node] = now_ms, 0
     elif event.code == "agent_started":
+        s.reception.started_ms[event.node] = now_ms
         if s.planned.stopped_ms.pop(event.node, None) is not None:
             s.planned.started_ms[event.node] = now_ms  # its first rows are still to come
         for known in (s.reported, s.unsure):
@@ -397,7 +415,7 @@ def _note_gaps(window: Window, s: LivenessState, again: Bools, reporting: Bools)
     quiet_ms = bucket.start_ms - s.seen_ms
     limit_ms = window.silent_after_ms(again)
     gaps = np.flatnonzero(again & (s.seen_ms > s.resumed_ms) & (quiet_ms >= LEAST_GAP * limit_ms))
-    gaps = gaps[quiet_ms[gaps] < LONGEST_GAP_MS]
+    gaps = gaps[quiet_ms[gaps] < LONGEST_AWAY_MS]
     if len(gaps) >= MASS_NODES:
         return
     for n in gaps.tolist():
@@ -405,6 +423,8 @@ def _note_gaps(window: Window, s: LivenessState, again: Bools, reporting: Bools)
         together = ~reporting & (np.abs(s.seen_ms - s.seen_ms[n]) <= 2 * bucket.length_ms)
         if together.any():
             continue  # it was part of something larger
+        if quiet_ms[n] >= LONGEST_GAP_MS and s.reception.started_ms.get(name, 0) > s.seen_ms[n]:
+            continue  # it was down
         if name not in s.planned.stopped_ms and name not in s.planned.started_ms and name not in s.clock_wrong:
             s.reception.gaps.append((bucket.end_ms, int(quiet_ms[n]), n))
 
@@ -565,6 +585,7 @@ def _single_nodes(window: Window, s: LivenessState, silent: Times, quiet: Quiet,
     """Report nodes that are silent alone, once they have been for long enough."""
     index, bucket = window.index, window.newest
     usual_ms = s.reception.usual_gap_ms(bucket.end_ms, index.node_count)
+    away_ms = s.reception.usual_away_ms(bucket.end_ms, index.node_count)
     shares = s.peers.shares(window) if len(silent) else np.zeros(0)
     for n in silent.tolist():
         name = index.nodes[n].name
@@ -581,7 +602,7 @@ def _single_nodes(window: Window, s: LivenessState, silent: Times, quiet: Quiet,
         if progress is Progress.GOES_ON and not never and not wrong:
             yield node_cut_off(window, n, since_ms, shown_ms, now_ms)
             continue
-        drain_ms = max(DRAIN_AFTER_MS, 2 * int(quiet.limit_ms[n]))  # a warning always precedes it
+        drain_ms = max(DRAIN_AFTER_MS, 2 * int(quiet.limit_ms[n]), away_ms)  # a warning always precedes it
         long = bool(min(quiet.ms[n], bucket.end_ms - s.late_ms[n]) >= drain_ms)
         yield node_silent(window, n, never, since_ms, shown_ms, wrong, long, now_ms)
 

@@ -390,7 +390,11 @@ class HeatModel:
         self._keep_new(rise_c, around)
 
     def _judge_by_peers(self, block: int, rise_c: Floats, watts: Floats, moved: Floats) -> None:
-        """Judge GPUs and nodes by their peers, racks by their nodes, and add it to `rise`."""
+        """Judge GPUs and nodes by their peers, racks by their nodes, and add it to `rise`.
+
+        Where a node's GPUs work unequally, each at its own job, its median rise and its median power may be those of
+        different GPUs: noise of RISE_C for a difference of one power limit.
+        """
         was, gpus, nodes = self.rise, self.by_peers.gpus, self.by_peers.nodes
         least = NOISE_C**2 + (UNSTEADY_C * moved) ** 2
         gpus.add_block(
@@ -402,7 +406,10 @@ class HeatModel:
         count = len(self.layout.board)
         of_node, watts_of, moved_by = (group_medians(of, self.layout.node, count)[0] for of in (rise_c, watts, moved))
         expected_c = expected_of_nodes_c(nodes.usual(of_node), watts_of, self.layout.board)
-        least = NOISE_C**2 + (FANS_FOLLOW_C * np.nan_to_num(moved_by)) ** 2
+        load = watts / self._loads.scale_w
+        middle_load, _ = group_medians(load, self.layout.node, count)
+        uneven, _ = group_medians(np.abs(load - middle_load[self.layout.node]), self.layout.node, count)
+        least = NOISE_C**2 + (FANS_FOLLOW_C * np.nan_to_num(moved_by)) ** 2 + (RISE_C * np.nan_to_num(uneven)) ** 2
         nodes.add_block(block, of_node, expected_c, least, self.nodes.passed)
         over_c = nodes.warmer_c - self._of_jobs(nodes.warmer_c)
         of_rack, known = group_medians(over_c, self.layout.rack_of, self.layout.racks)
