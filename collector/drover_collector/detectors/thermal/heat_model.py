@@ -372,13 +372,18 @@ class HeatModel:
         sure = (doubt_c == 0.0) & (seen >= AIR_SEEN_BLOCKS) & (self._past.count >= AIR_LEARN_BLOCKS)
         air_c, of_gpu = self._air(rest_c, sure)
         warmer_c = rest_c - of_gpu
+        # The mean of a load that moves is known from so many readings alone, and the rise by as much.
+        moves_c = RISE_C * moved / np.sqrt(count)
         least = NOISE_C**2 + (NOISE_SHARE * own_c) ** 2 + (UNSTEADY_C * moved) ** 2 + 0.5 / np.maximum(seen, 1)
+        least += moves_c**2
         least += np.nan_to_num(doubt_c) ** 2
         judged = ~np.isnan(warmer_c) & (own_c >= LEAST_RISE_C) & (load >= LEAST_LOAD)
         z = self.gpus.step(block, warmer_c, least, judged)
         least_share = np.where(self._past.count < YOUNG_BLOCKS, YOUNG_SHARE, LEAST_SHARE)
         hot = judged & self.gpus.passed & (warmer_c >= np.maximum(LEAST_C, least_share * own_c))
-        node_c, rack_c, hot_nodes, hot_racks = self._judge_air(block, air_c, np.where(judged, own_c, np.nan), moved)
+        node_c, rack_c, hot_nodes, hot_racks = self._judge_air(
+            block, air_c, np.where(judged, own_c, np.nan), moved, moves_c
+        )
         learns = there & ((self._past.count < LEARN_BLOCKS) | ~(self.suspects | (z > SUSPECT)))
         self._past.learn(sums, learns)
         self._by_load.learn(learns, load, around, off_c, np.minimum(1.0, (STEADY / np.maximum(moved, STEADY)) ** 2))
@@ -386,17 +391,17 @@ class HeatModel:
         warmer_c = np.where(judged, warmer_c, np.nan)
         hot = self._alone(hot, warmer_c / np.maximum(own_c, LEAST_RISE_C))
         self.rise = Rise(warmer_c, own_c, hot, hot & False, node_c, rack_c, hot_nodes, hot_racks)
-        self._judge_by_peers(block, rise_c, load * self._loads.scale_w, moved)
+        self._judge_by_peers(block, rise_c, load * self._loads.scale_w, moved, moves_c)
         self._keep_new(rise_c, around)
 
-    def _judge_by_peers(self, block: int, rise_c: Floats, watts: Floats, moved: Floats) -> None:
+    def _judge_by_peers(self, block: int, rise_c: Floats, watts: Floats, moved: Floats, moves_c: Floats) -> None:
         """Judge GPUs and nodes by their peers, racks by their nodes, and add it to `rise`.
 
         Where a node's GPUs work unequally, each at its own job, its median rise and its median power may be those of
         different GPUs: noise of RISE_C for a difference of one power limit.
         """
         was, gpus, nodes = self.rise, self.by_peers.gpus, self.by_peers.nodes
-        least = NOISE_C**2 + (UNSTEADY_C * moved) ** 2
+        least = NOISE_C**2 + (UNSTEADY_C * moved) ** 2 + moves_c**2
         gpus.add_block(
             block, rise_c, self.by_peers.mates.expected_c(gpus.usual(rise_c), watts), least, self.gpus.passed
         )
@@ -404,12 +409,15 @@ class HeatModel:
         by_peers = self._alone(gpus.hot, gpus.warmer_c / np.maximum(gpus.own_c, LEAST_RISE_C)) & ~hot
         warmer_c, own_c = np.where(by_peers, gpus.warmer_c, was.warmer_c), np.where(by_peers, gpus.own_c, was.own_c)
         count = len(self.layout.board)
-        of_node, watts_of, moved_by = (group_medians(of, self.layout.node, count)[0] for of in (rise_c, watts, moved))
+        of_node, watts_of, moved_by, moves_by = (
+            group_medians(of, self.layout.node, count)[0] for of in (rise_c, watts, moved, moves_c)
+        )
         expected_c = expected_of_nodes_c(nodes.usual(of_node), watts_of, self.layout.board)
         load = watts / self._loads.scale_w
         middle_load, _ = group_medians(load, self.layout.node, count)
         uneven, _ = group_medians(np.abs(load - middle_load[self.layout.node]), self.layout.node, count)
-        least = NOISE_C**2 + (FANS_FOLLOW_C * np.nan_to_num(moved_by)) ** 2 + (RISE_C * np.nan_to_num(uneven)) ** 2
+        least = NOISE_C**2 + (FANS_FOLLOW_C * np.nan_to_num(moved_by)) ** 2 + np.nan_to_num(moves_by) ** 2
+        least += (RISE_C * np.nan_to_num(uneven)) ** 2
         nodes.add_block(block, of_node, expected_c, least, self.nodes.passed)
         over_c = nodes.warmer_c - self._of_jobs(nodes.warmer_c)
         of_rack, known = group_medians(over_c, self.layout.rack_of, self.layout.racks)
@@ -447,11 +455,11 @@ class HeatModel:
         self._highest.learn(load, of_node, ~wrong)
 
     def _judge_air(
-        self, block: int, air_c: Floats, own_c: Floats, moved: Floats
+        self, block: int, air_c: Floats, own_c: Floats, moved: Floats, moves_c: Floats
     ) -> tuple[Floats, Floats, Bools, Bools]:
         """Judge nodes and racks by what their air is off by, degC [N]; the last four of `Rise`."""
         nodes = len(air_c)
-        own, by_load = (group_medians(of, self.layout.node, nodes)[0] for of in (own_c, moved))
+        own, by_load, moves = (group_medians(of, self.layout.node, nodes)[0] for of in (own_c, moved, moves_c))
         air_c = air_c - self._of_jobs(air_c)
         of_rack, known = group_medians(air_c, self.layout.rack_of, self.layout.racks)
         racks = np.where(known >= RACK_NODES, of_rack, np.nan)
@@ -465,7 +473,7 @@ class HeatModel:
         rack_c = racks - (middle[0] if count[0] >= RACKS else np.nan)
         rack_own, _ = group_medians(own, self.layout.rack_of, self.layout.racks)
         result = []
-        by_load = (FANS_FOLLOW_C * np.nan_to_num(by_load)) ** 2
+        by_load = (FANS_FOLLOW_C * np.nan_to_num(by_load)) ** 2 + np.nan_to_num(moves) ** 2
         for test, warmer_c, of, least_c, noise in (
             (self.nodes, node_c, own, np.where(read, NODE_LEAST_C, UNREAD_NODE_C), by_load),
             (self.racks, rack_c, rack_own, np.full(self.layout.racks, RACK_LEAST_C), np.zeros(self.layout.racks)),
