@@ -141,6 +141,10 @@ class Node:
         self.folder.mkdir(parents=True)
         self.fake = FakeNvml(self.base / "nvml.script", library)
         self.fake.healthy(RANKS)
+        with self.fake.batch():  # two nodes with one GPU's identity would be one that moved
+            for gpu in range(RANKS):
+                self.fake.set(gpu, "serial", f"1654{number:04d}{gpu:05d}")
+                self.fake.set(gpu, "uuid", f"GPU-{number:04x}{gpu:04x}-0000-4000-8000-000000000000")
         self.log = self.base / "kmsg"
         self.log.write_text("")
         steps, self.proc = self.base / "steps.sock", planted_proc(self.base, self.kind.job)

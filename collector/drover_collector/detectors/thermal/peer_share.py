@@ -136,12 +136,24 @@ class NodeMates:
 
 
 def expected_of_nodes_c(rise_c: Floats, load: Floats, board: Ints) -> Floats:
-    """Return the rise of each node if it were cooled as nodes of its board with about its load are, [N]."""
+    """Return the rise of each node if it were cooled as nodes of its board with about its load are, [N].
+
+    Loads are grouped twice, half a step apart, and the medians of both groups of a node are weighed by how far inside
+    the node is: a load that wanders over the edge of a group must not change its mates at once.
+    """
     resistance, log = _resistance(rise_c, load)
-    step = np.floor(np.nan_to_num(log) / ALIKE).astype(np.int64)
-    groups = np.unique(np.stack([board, step]), axis=1, return_inverse=True)[1].ravel().astype(np.int64)
-    median, count = group_medians(resistance, groups, int(groups.max(initial=-1)) + 1)
-    return np.asarray(np.where(count >= LEAST_MATES + 1, median, np.nan)[groups] * load)
+    found, weights = [], []
+    for shift in (0.0, 0.5):
+        place = np.nan_to_num(log) / ALIKE + shift
+        step = np.floor(place)
+        groups = np.unique(np.stack([board, step.astype(np.int64)]), axis=1, return_inverse=True)[1].ravel()
+        groups = groups.astype(np.int64)
+        median, count = group_medians(resistance, groups, int(groups.max(initial=-1)) + 1)
+        found.append(np.where(count >= LEAST_MATES + 1, median, np.nan)[groups])
+        weights.append(np.where(np.isnan(found[-1]), 0.0, 1 - np.abs(2 * (place - step) - 1)))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.nansum(np.multiply(found, weights), axis=0) / np.sum(weights, axis=0)
+    return np.asarray(mean * load)
 
 
 def _resistance(rise_c: Floats, load: Floats) -> tuple[Floats, Floats]:
