@@ -126,3 +126,14 @@ def test_the_gpus_of_a_hot_node_are_warmer_by_it_where_they_have_no_past_at_thei
     rise = nodes(0.45, since_s=7200).rise
     assert rise.hot_nodes[2]
     assert (rise.warmer_c[8:12] >= 5).all()
+
+
+def test_a_load_at_the_edge_of_a_step_does_not_change_its_mates_at_once() -> None:
+    """Found on a stranger's fleet: a steady node was 5 degC too warm in each block in which it drew 1 W less."""
+    watts = np.array([400.0, 420, 440, 460, 480, 600, 620, 640, 660, 680, 544.0])
+    rise = np.where(watts < 544, 0.065, 0.052) * watts
+    expected = []
+    for own in np.arange(480.0, 620.0, 2.0):
+        watts[-1], rise[-1] = own, 0.058 * own
+        expected.append(expected_of_nodes_c(rise, watts, np.zeros(11, np.int64))[-1] / own)
+    assert np.abs(np.diff(expected)).max() < 0.002, "of .013 degC/W between the two groups"
