@@ -71,7 +71,7 @@ def act_on_node(facts: ApiSnapshot, request: pb.ActRequest, by: str, forces: boo
     subject = gpu_actions.subject_of(facts, request)
     line = Audit(
         f"{act} {subject} {now_ms}", now_ms, by, act.value, subject, why,
-        ("forced: " if request.force else "") + f"{reply.state} {reply.detail}".strip(),
+        ("forced: " if request.force else "") + ": ".join(filter(None, (reply.state, reply.detail))),
     )  # fmt: skip
     facts.store.audit.write([line])
     return reply
