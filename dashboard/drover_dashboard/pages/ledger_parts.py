@@ -27,7 +27,7 @@ SHARES = (
     Kind("lost", "lost", "to a fault of the GPU or its node"),
     Kind("restarting", "restarting", "idle after a fault, until the job works again"),
     Kind("repeated", "repeated", "work since the last checkpoint, done again; needs jobs that report checkpoints"),
-    Kind("idle", "idle", "held and not used"),
+    Kind("unused", "idle", "held and not used"),
     Kind("unknown", "unknown", "nothing says what it did"),
 )
 NO_OWNER = "unknown"
@@ -56,10 +56,11 @@ def bar(label: str, shares: pb.LedgerShares, held_ms: int, sub: str = "") -> Bar
 
 
 def percent(part: float | None) -> str:
-    """`98.2 %`; two digits more near 100 %, where availability is."""
+    """`98.2 %`, `99.95 %`: up to two digits more near 100 %, where availability is."""
     if part is None:
         return "not known"
-    return f"{part * 100:.3f} %" if 0.99 <= part < 1 else f"{part * 100:.1f} %"
+    text = f"{part * 100:.3f}" if 0.99 <= part < 1 else f"{part * 100:.1f}"
+    return f"{text.rstrip('0')}0 %" if text.rstrip("0").endswith(".") else f"{text.rstrip('0')} %"
 
 
 def goodput(row: pb.LedgerRow) -> str:
@@ -127,11 +128,12 @@ def tiles(ledger: pb.Ledger) -> list[tuple[str, str, str]]:
 
 
 def _columns(ledger: pb.Ledger, row: pb.LedgerRow) -> tuple[Cell, ...]:
-    hours, cost = fmt.hours, money(ledger, row, "lost_cost")
+    hours, taken = fmt.hours, taken_ms(row.shares)
+    cost = money(ledger, row, "lost_cost") if taken else ""
     return (
         Cell(hours(row.held_ms / HOUR_MS)),
         Cell(goodput(row)),
-        Cell(hours(taken_ms(row.shares) / HOUR_MS), sub=cost),
+        Cell(hours(taken / HOUR_MS), sub=cost),
         Cell(str(row.interruptions)),
         Cell(hours(row.shares.idle_ms / HOUR_MS)),
         Cell(hours(row.shares.unknown_ms / HOUR_MS)),
@@ -176,14 +178,15 @@ def _by_team(ledger: pb.Ledger) -> None:
     groups = [("All jobs", ledger.total), *((row.name or NO_OWNER, row) for row in ledger.teams[:TEAMS])]
     pools = ledger.pools if len(ledger.pools) > 1 else []
     groups += [(f"pool {row.name}" if row.name else "no pool", row) for row in pools]
-    view.heading("By team and pool" if ledger.teams else "By pool")
+    view.heading("By team and pool" if ledger.teams else "By pool" if pools else "All jobs together")
     with view.place():
         if not ledger.teams:
             view.notice("ledger_owners", "remark", "Teams: not known of any job (docs/how-to/owners.md).")
     bars("ledger_bars", SHARES, [bar(label, row.shares, row.held_ms) for label, row in groups], "GPU-hours", "",
          shares=True)  # fmt: skip
     lines = [Row((Cell(label, kind="strong"), *_columns(ledger, row))) for label, row in groups]
-    table("ledger_groups", (Column("Team or pool"), *COLUMNS), lines, empty="", link_column=-1)
+    if len(lines) > 1:
+        table("ledger_groups", (Column("Team or pool"), *COLUMNS), lines, empty="", link_column=-1)
 
 
 def _by_job(ledger: pb.Ledger) -> None:
@@ -207,6 +210,8 @@ def _by_job(ledger: pb.Ledger) -> None:
 
 
 def _doubts(ledger: pb.Ledger) -> None:
+    if ledger.doubts:
+        view.heading("What is not known")
     with view.place():
         for number, text in enumerate(ledger.doubts):
             view.notice(f"ledger_doubt_{number}", "remark", text)
