@@ -88,7 +88,9 @@ def session(address: str, seconds: float) -> tuple[dict[str, Any], Terminal]:
     child = subprocess.Popen(command, stdin=inner, stdout=inner, stderr=inner, env=os.environ | {"TERM": "xterm"})
     terminal, first = Terminal(outer), b""
     while b"hall" not in first:
-        first += terminal.read(30)
+        first += terminal.read(1)
+        if child.poll() is not None:
+            raise SystemExit(f"drover top ended: {first.decode('utf-8', 'replace')}")
     first_s = terminal.events[-1][0]
     terminal.drain(2)
     process = psutil.Process(child.pid)

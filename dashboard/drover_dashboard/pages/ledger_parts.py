@@ -74,9 +74,9 @@ def goodput(row: pb.LedgerRow) -> str:
 
 
 def money(ledger: pb.Ledger, row: pb.LedgerRow, field: str) -> str:
-    """`1,234 EUR`; empty where a pool of it has no price."""
+    """`1,234 EUR`, `0.35 EUR`; empty where a pool of it has no price."""
     amount = view.given(row, field)
-    return "" if amount is None or not ledger.currency else f"{fmt.number(amount, 0)} {ledger.currency}"
+    return "" if amount is None or not ledger.currency else f"{fmt.number(amount, 0 if amount >= 100 else 2)} {ledger.currency}"
 
 
 def csv_rows(ledger: pb.Ledger) -> str:
@@ -179,9 +179,6 @@ def _by_team(ledger: pb.Ledger) -> None:
     pools = ledger.pools if len(ledger.pools) > 1 else []
     groups += [(f"pool {row.name}" if row.name else "no pool", row) for row in pools]
     view.heading("By team and pool" if ledger.teams else "By pool" if pools else "All jobs together")
-    with view.place():
-        if not ledger.teams:
-            view.notice("ledger_owners", "remark", "Teams: not known of any job (docs/how-to/owners.md).")
     bars("ledger_bars", SHARES, [bar(label, row.shares, row.held_ms) for label, row in groups], "GPU-hours", "",
          shares=True)  # fmt: skip
     lines = [Row((Cell(label, kind="strong"), *_columns(ledger, row))) for label, row in groups]
