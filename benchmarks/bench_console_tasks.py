@@ -45,6 +45,7 @@ from console.walk import LIMIT_MS, Shell, Walk, attempt
 from playwright.sync_api import sync_playwright
 
 from testbed.browser import CHROMIUM, FLAGS
+from testbed.browsing import at_rest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, ANSWER = ROOT / "docs" / "evidence" / "console-tasks.md", 160
@@ -180,7 +181,9 @@ def by_hand(walk: Walk) -> str:
 
 
 def _act(walk: Walk, act: str) -> None:
+    at_rest(walk.page)  # while it is drawn again the buttons of before stand there too
     walk.click(walk.page.get_by_role("button", name=f"{act} ...", exact=True).first)
+    at_rest(walk.page)
     send = walk.page.get_by_role("button", name=f"{act} {FREE}", exact=True)
     walk.look(send)
     name = walk.page.locator(".st-key-node_act").get_by_label("Your name")

@@ -277,7 +277,7 @@ def test_the_audit_says_who_did_what_and_filters(shared: FleetClient, chosen: An
 def test_the_audit_and_silences_name_an_incident_by_its_title(
     shared: FleetClient, chosen: Any, drawn: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An id alone tells nobody at night what was silenced."""
+    """At night nobody knows what was silenced by its id alone."""
     monkeypatch.setattr(incident_rows, "titles", lambda: {"0123456789abcdef": "XID 79 on n2 GPU 1"})
     opened("audit", by="Drover too")
     cells = [row["cells"][1] for row in drawn["audit"]["rows"] if row["cells"][1]["text"] == "comment"]

@@ -76,7 +76,9 @@ def goodput(row: pb.LedgerRow) -> str:
 def money(ledger: pb.Ledger, row: pb.LedgerRow, field: str) -> str:
     """`1,234 EUR`, `0.35 EUR`; empty where a pool of it has no price."""
     amount = view.given(row, field)
-    return "" if amount is None or not ledger.currency else f"{fmt.number(amount, 0 if amount >= 100 else 2)} {ledger.currency}"
+    if amount is None or not ledger.currency:
+        return ""
+    return f"{fmt.number(amount, 0 if amount >= 100 else 2)} {ledger.currency}"
 
 
 def csv_rows(ledger: pb.Ledger) -> str:
