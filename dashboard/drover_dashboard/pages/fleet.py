@@ -117,8 +117,8 @@ def _tiles(status: pb.Status) -> None:
     waited = f"24 h; waited {fmt.hours(status.gpu_hours_waited)}"
     critical, lost = opened[Severity.CRITICAL], status.gpu_hours_lost
     judged = bool(status.newest_tick_ms)  # until then nothing found does not mean that nothing is wrong
-    hurt = ("not known", "nothing judged yet") if not (judged or status.jobs_hurt) else (status.jobs_hurt, "now")
-    found = ("not known", "nothing judged yet") if not (judged or total) else (total, by_severity or "none")
+    hurt = _count(judged, status.jobs_hurt, "now")
+    found = _count(judged, total, by_severity or "none")
     figures = (
         Figure("Healthy", health[Health.HEALTHY], f"of {expected} GPUs", "healthy", view.CAPACITY),
         Figure("Suspect", health[Health.SUSPECT], "watched", "suspect", view.INCIDENTS),
@@ -126,9 +126,9 @@ def _tiles(status: pb.Status) -> None:
         Figure("Unknown", health[Health.UNKNOWN], f"silent nodes: {fmt.number(silent)}", "unknown", view.SYSTEM,
                also=silent),
         Figure("Out of service", away, "draining to repair", "out", view.POLICY),
-        Figure("Open incidents", *found, _found_tone(judged, total, critical), view.INCIDENTS),
+        Figure("Open incidents", found[0], found[1], _found_tone(judged, total, critical), view.INCIDENTS),
         Figure("GPU-hours lost", fmt.hours(lost), waited, "suspect" if lost else "", view.CAPACITY),
-        Figure("Jobs hurt", *hurt, "bad" if judged or status.jobs_hurt else "", view.JOB),
+        Figure("Jobs hurt", hurt[0], hurt[1], "bad" if judged or status.jobs_hurt else "", view.JOB),
         Figure("Fleet MFU", f"{100 * status.mfu_ratio:.0f} %" if status.HasField("mfu_ratio") else "-", _mfu(status),
                "", view.JOB),
         Figure("Held, idle", _idle_share(status), _idle_of(status), "", view.CAPACITY),
@@ -142,6 +142,11 @@ def _tiles(status: pb.Status) -> None:
     if shown.open:
         asked = next(figure for figure in figures if figure.label == shown.open)
         st.switch_page(asked.page, query_params=dict(asked.params))
+
+
+def _count(judged: bool, number: int, context: str) -> tuple[int | str, str]:
+    """What a figure shows of what detectors find, and its context."""
+    return (number, context) if judged or number else ("not known", "nothing judged yet")
 
 
 def _found_tone(judged: bool, total: int, critical: int) -> str:
