@@ -30,7 +30,6 @@ T = TypeVar("T")
 Q = TypeVar("Q", bound=Message)
 R = TypeVar("R", bound=Message)
 
-LEDGER_STEP_MS = 300_000
 KEPT_ANSWERS = 256  # last good answers, the oldest dropped first
 PICTURE_FRESH_S = 2.0  # by health: pages that ask within so long share one
 VALUES_FRESH_S = 4.9  # of a metric of all GPUs, which costs the collector most: less than a page's refresh of 5 s
@@ -319,13 +318,6 @@ class FleetClient:
         """Return what faults cost in the last `days`, and how GPUs are used now."""
         request = pb.CapacityRequest(from_ms=self._now_ms() - round(days * 86_400_000))
         return self.ask(methods.GET_CAPACITY, request, days)
-
-    def ledger(self, days: float) -> Answer[pb.Ledger]:
-        """Return what GPU-hours were used for in the last `days`. The collector keeps an answer for a minute: it
-        begins at a whole step, so that all who look ask for the same."""
-        step_ms = -(-self._now_ms() // LEDGER_STEP_MS) * LEDGER_STEP_MS  # the next one: no longer than was asked for
-        request = pb.LedgerRequest(from_ms=step_ms - round(days * 86_400_000))
-        return self.ask(methods.GET_LEDGER, request, days)
 
     def risk(self, limit: int) -> Answer[pb.RiskList]:
         return self.ask(methods.LIST_RISK, pb.RiskRequest(limit=limit))

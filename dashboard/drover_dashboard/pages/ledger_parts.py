@@ -16,8 +16,9 @@ from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets.bars import Bar, Kind, bars
 from drover_dashboard.widgets.table import Cell, Column, Row, table
 from drover_proto import fleet_pb2 as pb
+from drover_proto.fleet_methods import GET_LEDGER
 
-HOUR_MS, MJ_PER_KWH = 3_600_000, 3_600_000_000
+HOUR_MS, STEP_MS, MJ_PER_KWH = 3_600_000, 300_000, 3_600_000_000
 MOST_DAYS = 35.0  # of one answer
 TEAMS, JOBS = 12, 200
 LISTED_PX = 560
@@ -154,8 +155,8 @@ COLUMNS = (
 
 def show(days: float) -> None:
     """Draw the ledger of the last days."""
-    answer = client.fleet().ledger(min(days, MOST_DAYS))
     who = view.viewer()
+    answer = _ask(min(days, MOST_DAYS), who.now_ms)
     view.trouble("ledger", answer.trouble, answer.as_of_ms, who)
     if answer.value is None:
         return
@@ -174,6 +175,13 @@ def show(days: float) -> None:
     _by_team(ledger)
     _by_job(ledger)
     _doubts(ledger)
+
+
+def _ask(days: float, now_ms: int) -> client.Answer[pb.Ledger]:
+    """The collector keeps a ledger for a minute: it begins at a whole step, so that all who look ask for the same."""
+    step_ms = -(-now_ms // STEP_MS) * STEP_MS  # the next one: no longer than was asked for
+    request = pb.LedgerRequest(from_ms=step_ms - round(days * 86_400_000))
+    return client.fleet().ask(GET_LEDGER, request, days)
 
 
 def _by_team(ledger: pb.Ledger) -> None:
