@@ -85,7 +85,8 @@ class Walk:
 # Whether the focus, in shadow trees too, is on an element, in it, or on what it is the text of.
 FOCUSED = """(e) => { let at = document.activeElement;
   while (at?.shadowRoot?.activeElement) at = at.shadowRoot.activeElement;
-  return Boolean(at) && at !== document.body && (at === e || at.contains(e) || e.contains(at)); }"""
+  const acts = 'a,button,input,textarea,[role=radio],[role=radiogroup],[role=checkbox],[role=combobox],[role=button]';
+  return Boolean(at?.matches(acts)) && (at === e || at.contains(e) || e.contains(at)); }"""
 KIND = """(e) => { let at = document.activeElement;
   while (at?.shadowRoot?.activeElement) at = at.shadowRoot.activeElement;
   const role = at.getAttribute('role') || at.type || ''; return role === 'combobox' ? 'text' : role; }"""
