@@ -53,7 +53,10 @@ def pages(job: str, incident: str) -> dict[str, tuple[str, str]]:
         "probes": ("probes", "Ask for one on"),
         "risk": ("risk", "this ranking"),
         "capacity": ("capacity", "Free GPUs under each leaf"),
+        "ledger": ("capacity?show=ledger", "By job"),
         "policy": ("policy", "Breaker"),
+        "silences": ("silences", "Maintenance windows"),
+        "audit": ("audit?by=Drover+too", "in force from this start on"),
         "system": ("system", "Connected now"),
     }
 

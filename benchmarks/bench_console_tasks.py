@@ -2,9 +2,10 @@
 
 On the live fleet of `console/live_fleet.py`. In the browser each begins with the Fleet page open and ends when the
 answer stands in the window; on the command line with a prompt. Seconds are those of the machine alone. Prints one JSON
-line; `--page` writes docs/evidence/console-tasks.md, next to the figures of the review of 23 November 2026.
+line; `--page` writes docs/evidence/console-tasks.md, next to the figures of the review of 23 November 2026. With
+`--keyboard` the mouse is not touched: `tabs` counts how often Tab was pressed.
 
-    python benchmarks/bench_console_tasks.py [--only TASK ...] [--shots FOLDER] [--page]
+    python benchmarks/bench_console_tasks.py [--only TASK ...] [--shots FOLDER] [--keyboard] [--page]
 """
 
 from __future__ import annotations
@@ -41,10 +42,11 @@ from console.live_fleet import (
     Live,
     live,
 )
-from console.walk import LIMIT_MS, Shell, Walk, attempt
+from console.walk import LIMIT_MS, Keys, Shell, Walk, attempt
 from playwright.sync_api import sync_playwright
 
 from testbed.browser import CHROMIUM, FLAGS
+from testbed.browsing import at_rest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, ANSWER = ROOT / "docs" / "evidence" / "console-tasks.md", 160
@@ -180,7 +182,9 @@ def by_hand(walk: Walk) -> str:
 
 
 def _act(walk: Walk, act: str) -> None:
+    at_rest(walk.page)  # while it is drawn again the buttons of before stand there too
     walk.click(walk.page.get_by_role("button", name=f"{act} ...", exact=True).first)
+    at_rest(walk.page)
     send = walk.page.get_by_role("button", name=f"{act} {FREE}", exact=True)
     walk.look(send)
     name = walk.page.locator(".st-key-node_act").get_by_label("Your name")
@@ -332,14 +336,14 @@ TASKS: dict[str, Task] = {
 }
 
 
-def in_browser(browser: Any, fleet: Live, name: str, shots: Path | None) -> dict[str, Any]:
+def in_browser(browser: Any, fleet: Live, name: str, shots: Path | None, way: type[Walk] = Walk) -> dict[str, Any]:
     context = browser.new_context(viewport=SCREEN, color_scheme="dark", timezone_id="Europe/Berlin")
     page = context.new_page()
     page.set_default_timeout(LIMIT_MS)
     page.goto(fleet.url)
     page.wait_for_function("window.__drover_fleet && !window.__drover_fleet.early")
     page.get_by_text("Open incidents").first.wait_for()
-    walk = Walk(page, fleet.serial)
+    walk = way(page, fleet.serial)
     found = attempt(lambda: walk.attempted(TASKS[name].browser(walk)))
     if shots is not None:
         page.screenshot(path=str(shots / f"task-{name}.png"))
@@ -401,6 +405,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(TASKS), default=list(TASKS), metavar="TASK")
     parser.add_argument("--shots", type=Path, help="a folder for a picture of each answer")
+    parser.add_argument("--keyboard", action="store_true", help="without a mouse: Tab, Enter, Space and arrows")
     parser.add_argument("--page", action="store_true", help="write docs/evidence/console-tasks.md")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # else what it started would live on
@@ -415,7 +420,9 @@ def main() -> None:
                 line = partial(on_the_line, fleet, task)
                 # Of two waiting drains one is approved on each way.
                 tasks[task] = {
-                    "task": TASKS[task].what, "browser": in_browser(browser, fleet, task, given.shots), "line": line()
+                    "task": TASKS[task].what,
+                    "browser": in_browser(browser, fleet, task, given.shots, Keys if given.keyboard else Walk),
+                    "line": line(),
                 }  # fmt: skip
                 print(task, json.dumps(tasks[task]), file=sys.stderr, flush=True)
             browser.close()

@@ -47,6 +47,9 @@ def pages(fleet: Live) -> dict[str, tuple[str, str, tuple[str, ...]]]:
         "thermals": ("/thermals", "dark", ("hot air", "r03", "Resistance")),
         "risk": ("/risk", "light", ("A ranking, not a prophecy", "Why it stands here", "this ranking")),
         "capacity": ("/capacity", "light", ("GPU-hours that faults cost", "GPUs of each pool, now", "leaf02")),
+        "ledger": (
+            "/capacity?show=ledger&span=1+day", "light", ("GPU-hours that jobs held", "By job", "What is not known"),
+        ),
         "policy": ("/policy", "dark", ("Had it enforced in", "Held back, and what enforcing", "Rules: the first")),
         "silences": ("/silences", "light", ("Maintenance windows", "fan tray", "burn-in")),
         "audit": ("/audit?by=Drover+too", "dark", ("fan replaced, ticket 4502", "in force from this start on")),

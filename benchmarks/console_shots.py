@@ -4,9 +4,10 @@ a large screen's width, at 256 GPUs; and the Fleet page at 100,000. The whole pa
 What a machine can see is printed: a page without exactly one h1, a level of headings that is left out, a page wider
 than its window, and what axe-core finds serious in either theme, below the window too.
 
-    python benchmarks/console_shots.py --out FOLDER [--only PAGE ...] [--url URL --api HOST:PORT --job NAME]
+    python benchmarks/console_shots.py --out FOLDER [--only PAGE ...] [--url URL --api HOST:PORT --job NAME] [--large]
 
-With --url a console and its collector that run already (`console/live_fleet.py`), without the 100,000.
+With --url a console and its collector that run already (`console/live_fleet.py`), without the 100,000; with --large the
+100,000 alone.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="+", default=[], metavar="PAGE", help="these alone")
+    parser.add_argument("--large", action="store_true", help="only the Fleet page at 100,000 GPUs")
     parser.add_argument("--url", default="", help="of a console that runs already")
     parser.add_argument("--api", default="", help="of its collector")
     parser.add_argument("--job", default="", help="one that is hurt there")
@@ -121,8 +123,9 @@ def main() -> None:
             )
             wrong += looked_at(browser, fleet.url, _paths(fleet, given.only), given.out)
         else:
-            with live(folder) as fleet:
-                wrong += looked_at(browser, fleet.url, _paths(fleet, given.only), given.out)
+            if not given.large:
+                with live(folder) as fleet:
+                    wrong += looked_at(browser, fleet.url, _paths(fleet, given.only), given.out)
             (folder / "large").mkdir()
             with large(folder / "large") as url:
                 wrong += looked_at(browser, url, {"fleet-100000": "/"}, given.out)

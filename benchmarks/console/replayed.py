@@ -97,6 +97,21 @@ class Replayed(FleetServicer):
         ]
         return pb.NodeList(nodes=rows, total=len(found))
 
+    def ListJobs(self, request: Any, _context: Any) -> pb.JobList:
+        since_ms = self._incidents[-1].since_ms if self._incidents else 0
+        rows = []
+        for rack in self._layout.racks:
+            hurt = next((node.name for node in rack.nodes if node.name in self._nodes), "")
+            job = pb.JobRow(job=f"job-{rack.name}", gpus=GPUS * len(rack.nodes), nodes=len(rack.nodes))
+            job.since_ms = since_ms or time.time_ns() // 1_000_000 - 3_600_000
+            if hurt:
+                job.severity, job.hurt = "warning", f"a GPU of node {hurt} is slow"
+            rows.append(job)
+        rows.sort(key=lambda job: not job.severity)
+        return pb.JobList(
+            jobs=rows[: request.limit or None], total=len(rows), hurt=sum(bool(job.severity) for job in rows)
+        )
+
     def Search(self, request: pb.SearchRequest, _context: Any) -> pb.SearchReply:
         found = [name for name in self._names if request.text in name]
         hits = [

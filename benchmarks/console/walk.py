@@ -82,6 +82,54 @@ class Walk:
         }  # fmt: skip
 
 
+# Whether the focus, in shadow trees too, is on an element, in it, or on what it is the text of.
+FOCUSED = """(e) => { let at = document.activeElement;
+  while (at?.shadowRoot?.activeElement) at = at.shadowRoot.activeElement;
+  const acts = 'a,button,input,textarea,[role=radio],[role=radiogroup],[role=checkbox],[role=combobox],[role=button]';
+  return Boolean(at?.matches(acts)) && (at === e || at.contains(e) || e.contains(at)); }"""
+KIND = """(e) => { let at = document.activeElement;
+  while (at?.shadowRoot?.activeElement) at = at.shadowRoot.activeElement;
+  const role = at.getAttribute('role') || at.type || ''; return role === 'combobox' ? 'text' : role; }"""
+CHOICES = "(e) => Boolean(e.closest('[role=radiogroup]'))"
+MOST_TABS, STEPS = 400, 12
+
+
+@dataclass
+class Keys(Walk):
+    """The same without a mouse: Tab goes to what a mouse would click, Enter or Space presses it."""
+
+    tabs: int = 0
+
+    def click(self, found: Any) -> None:
+        self.look(found)
+        group = found.evaluate(CHOICES, timeout=LIMIT_MS)
+        kind = self._reach(found, group)
+        if kind == "checkbox":
+            self.page.keyboard.press("Space")
+        elif kind not in ("text", "textarea"):
+            self.page.keyboard.press("Enter")
+        self.clicks += 1
+
+    def _reach(self, found: Any, group: bool) -> str:
+        """Return the kind of what has the focus then. In a group of choices arrows go from one to the next."""
+        wanted = found.locator("xpath=ancestor-or-self::*[@role='radiogroup'][1]") if group else found
+        for _ in range(MOST_TABS):
+            if wanted.evaluate(FOCUSED, timeout=LIMIT_MS):
+                break
+            self.page.keyboard.press("Tab")
+            self.tabs += 1
+        else:
+            raise RuntimeError(f"Tab does not come to {found}")
+        for _ in range(STEPS if group else 0):
+            if found.evaluate(FOCUSED, timeout=LIMIT_MS):
+                break
+            self.page.keyboard.press("ArrowRight")
+        return str(found.evaluate(KIND, timeout=LIMIT_MS))
+
+    def attempted(self, answer: str) -> dict[str, Any]:
+        return super().attempted(answer) | {"tabs": self.tabs}
+
+
 @dataclass
 class Shell:
     """One task on the command line."""

@@ -202,7 +202,7 @@ def test_a_reset_is_done_where_no_job_runs_and_a_reboot_that_nobody_set_up_is_no
     code, out, _ = say("reboot", "n005", "--check")
     assert (code, "no command for it" in out) == (1, True)
     lines = [(line.what, line.why, line.detail) for line in scene.store.audit.read(subject="n005")]
-    assert ("reset", "XID 119", "done all reset") in lines
+    assert ("reset", "XID 119", "done: all reset") in lines
     assert ("reset (refused)", "XID 119", "jobs may run on n005: drain it first, or give --force") in lines
     assert any(what == "reboot (refused)" for what, _, _ in lines)
     assert say("resume", "n005", "--why", "done", "--force")[0] == 0

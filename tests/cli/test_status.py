@@ -88,3 +88,11 @@ def test_incidents_are_counted_the_worst_first(said: Any) -> None:
     for order in (("warning", "critical", "info"), ("info", "critical", "warning")):
         counts = {name: 1 + len(name) for name in order}
         assert said(open_incidents_by_severity=counts)["open incidents"] == "9 critical, 8 warning, 5 info"
+
+
+def test_before_anything_is_judged_nothing_found_is_not_none(said: Any) -> None:
+    unknown = "not known: nothing is judged yet"
+    shown = said()
+    assert (shown["open incidents"], shown["jobs hurt"]) == (unknown, unknown)
+    shown = said(newest_tick_ms=1)
+    assert (shown["open incidents"], shown["jobs hurt"]) == ("none", "0 by open incidents")

@@ -54,6 +54,8 @@ class Chosen(FleetServicer):
         self.decision: Decision | None = None
         self.answers: list[tuple[str, str, str, str]] = []
         self.currency, self.measured = "", True
+        self.judged = True  # it has judged since it began
+        self.ledger = pb.Ledger()
         self.preview = pb.ActPreview(may_act=True)
         self.series: list[pb.SeriesRequest] = []
         self.peers: list[pb.InventoryPeers] = []
@@ -81,9 +83,11 @@ class Chosen(FleetServicer):
         self._called("status", context)
         return pb.Status(
             fleet="demo", mode="observe", nodes_expected=2, nodes_reporting=1, gpus_expected=4, ts_ms=NOW_MS,
-            gpus_by_health={"healthy": 3, "confirmed": 1}, open_incidents_by_severity={"critical": 1},
+            gpus_by_health={"healthy": 3, "confirmed": 1},
+            open_incidents_by_severity={"critical": 1} if self.judged else {},
             pending=self.pending, receivers=self.receivers, unknown_nodes=self.strangers,
-            newest_sample_ms=NOW_MS - self.quiet_ms, newest_tick_ms=NOW_MS, troubles=[f"the store is slow: {HOSTILE}"],
+            newest_sample_ms=NOW_MS - self.quiet_ms, newest_tick_ms=NOW_MS if self.judged else 0,
+            troubles=[f"the store is slow: {HOSTILE}"],
         )  # fmt: skip
 
     def GetLayout(self, request: Any, context: grpc.ServicerContext) -> pb.Layout:
@@ -140,6 +144,8 @@ class Chosen(FleetServicer):
         self.asked_silenced.append(request.silenced)
         self.asked_filters.append(request)
         silences = {"i1": self.silence} if self.silence else {}
+        if not self.judged:
+            return pb.IncidentList()
         if request.state == "closed":
             return pb.IncidentList(incidents_json=[to_json(one) for one in self.over], total=len(self.over))
         if (request.silenced == "no" and silences) or (request.silenced == "only" and not silences):
@@ -219,6 +225,10 @@ class Chosen(FleetServicer):
             idle=[pb.IdleHolder(job=HOSTILE, gpus=2, idle=1, since_ms=NOW_MS, gpu_hours=0.5)], idle_after_s=1800,
             currency=self.currency,
         )  # fmt: skip
+
+    def GetLedger(self, request: pb.LedgerRequest, context: grpc.ServicerContext) -> pb.Ledger:
+        self._called("ledger", context)
+        return self.ledger
 
     def ListRisk(self, request: pb.RiskRequest, context: grpc.ServicerContext) -> pb.RiskList:
         self._called("risk", context)

@@ -16,7 +16,7 @@ import drover_dashboard
 from drover_core.model.events import Incident, IncidentKind, RecommendedAction, Severity, Silence, to_json
 from drover_core.model.incident_title import MOST_WORDS, WORDS, incident_title
 from drover_dashboard.client import FleetClient
-from drover_dashboard.pages import incident_filters, incident_handling, incident_past, silence_new
+from drover_dashboard.pages import incident_filters, incident_handling, incident_past, incident_rows, silence_new
 from drover_dashboard.server import signin
 from drover_dashboard.server.auth_settings import Person
 from drover_dashboard.widgets import csv_file, table, view
@@ -272,3 +272,19 @@ def test_the_audit_says_who_did_what_and_filters(shared: FleetClient, chosen: An
     assert [row.get("href", "") for row in rows] == ["node?node=n2", "incidents?id=0123456789abcdef&state=all"]
     app.text_input(key="audit_text").input("BOARD came").run()
     assert [row["cells"][0]["sub"] for row in drawn["audit"]["rows"]] == ["bo"]
+
+
+def test_the_audit_and_silences_name_an_incident_by_its_title(
+    shared: FleetClient, chosen: Any, drawn: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At night nobody knows what was silenced by its id alone."""
+    monkeypatch.setattr(incident_rows, "titles", lambda: {"0123456789abcdef": "XID 79 on n2 GPU 1"})
+    opened("audit", by="Drover too")
+    cells = [row["cells"][1] for row in drawn["audit"]["rows"] if row["cells"][1]["text"] == "comment"]
+    assert [(cell["sub"].split(" · ")[0], cell["title"]) for cell in cells] == [
+        ("XID 79 on n2 GPU 1", "0123456789abcdef")
+    ]
+    until_ms = 2 * T0
+    chosen.silences = [Silence("s1", T0, T0, until_ms, "bo", "cable is ordered", incident=("0123456789abcdef",))]
+    opened("silences")
+    assert drawn["silences"]["rows"][0]["cells"][0]["sub"] == "XID 79 on n2 GPU 1"

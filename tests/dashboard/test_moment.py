@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -10,6 +11,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import drover_dashboard
+from drover_collector.api import moment as collector_moment
 from drover_dashboard import client
 from drover_dashboard.client import FleetClient
 from drover_dashboard.widgets import moment, strip, trends, view
@@ -20,6 +22,7 @@ BERLIN = ZoneInfo("Europe/Berlin")
 NOW_MS = round(datetime(2026, 11, 28, 10, 30, tzinfo=BERLIN).timestamp() * 1000)
 WHO = view.Viewer(BERLIN, NOW_MS)
 AT_MS = NOW_MS - 3_600_000
+THEN_MS = round(time.time() * 1000) - 3 * 86_400_000  # of a page that runs, whose clock is the real one
 PAGES = Path(drover_dashboard.__file__).parent / "pages"
 
 
@@ -38,9 +41,19 @@ def test_a_moment_is_read_as_a_person_types_it_and_stands_in_the_address(typed: 
     assert moment.read(expected, NOW_MS) == found
 
 
-@pytest.mark.parametrize("text", ["", "x", "2026-11-28T09:30:00Z", "2027-01-01T00:00:00Z", "99999999999999999999"])
-def test_no_time_and_the_future_are_now(text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "2026-11-28T09:30:00Z", "2027-01-01T00:00:00Z", "99999999999999999999", "2025-10-24T09:30:00Z"],
+)
+def test_no_time_the_future_and_what_is_too_old_are_now(text: str) -> None:
     assert moment.read(text, NOW_MS) == 0
+
+
+def test_nobody_gets_to_a_moment_that_the_collector_refuses() -> None:
+    """It answers of the last 400 days."""
+    assert moment.MOST_DAYS == collector_moment.MOST_DAYS
+    for typed, known in (("399 days", True), ("401 days", False), ("2024-01-01", False)):
+        assert (moment.moment(typed, WHO) is not None) is known
 
 
 def test_what_is_played_stands_at_its_beginning_and_not_in_the_second_before() -> None:
@@ -65,7 +78,7 @@ def test_a_page_of_now_counts_its_ages_from_now_whatever_its_address_says() -> N
 
     for page, known in (("system", False), ("node", True)):
         test = AppTest.from_function(script, kwargs={"page": page})
-        test.query_params["at"] = moment.written(AT_MS - 400 * 86_400_000)
+        test.query_params["at"] = moment.written(THEN_MS)
         test.run()
         assert not test.exception
         assert (test.text[-1].value != "0") is known
@@ -108,7 +121,7 @@ def test_a_page_of_the_past_has_nothing_to_press(
     monkeypatch.setattr(client, "_moment", int)
     now = buttons("")
     monkeypatch.setattr(client, "_moment", lambda: AT_MS)
-    then = buttons(moment.written(AT_MS - 400 * 86_400_000))
+    then = buttons(moment.written(THEN_MS))
     acts = {label for label in now if any(word in label for word in ("Drain", "Resume", "Probe", "Acknowledge"))}
     assert acts
     assert not acts & then

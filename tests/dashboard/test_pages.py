@@ -11,7 +11,9 @@ from streamlit.testing.v1 import AppTest
 
 import drover_dashboard
 from drover_dashboard.client import FleetClient
+from drover_dashboard.widgets import fleet_picture, strip, table, trends
 
+IMPORTED = (fleet_picture, strip, table, trends)  # else they would keep what a test puts in the place of `component`
 PAGES = Path(drover_dashboard.__file__).parent / "pages"
 
 
@@ -48,10 +50,29 @@ def test_the_fleet_page_shows_the_numbers_that_matter(shared: FleetClient, monke
     assert [shown[name]["tone"] for name in ("Confirmed", "Suspect", "Unknown")] == ["bad", "calm", "unknown"], (
         "a silent node"
     )
+    assert shown["Jobs hurt"]["value"] == "0"
     assert shown["Confirmed"]["href"] == "incidents?severity=critical"
     texts = " ".join(text.value for text in app.text)
     assert "Drover only watches, nothing is drained" in texts
     assert "the store is slow" in texts
+
+
+def test_what_nobody_has_judged_yet_is_not_zero(shared: FleetClient, chosen, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[dict[str, Any]] = []
+
+    def component(name: str) -> Any:
+        return lambda **given: drawn.append(given["data"]) or SimpleNamespace(open=None)
+
+    monkeypatch.setattr("drover_dashboard.widgets.components.component", component)
+    monkeypatch.setattr("drover_dashboard.widgets.table.component", component)
+    chosen.judged = False
+    opened("fleet")
+    figures = {f["label"]: f["value"] for data in drawn for f in data.get("figures", [])}
+    assert (figures["Open incidents"], figures["Jobs hurt"]) == ("not known", "not known")
+    opened("incidents")
+    lists = [data["empty"] for data in drawn if "columns" in data and data["columns"][0]["label"] == "Severity"]
+    assert len(lists) == 2
+    assert all("judged nothing yet" in empty for empty in lists)
 
 
 @pytest.mark.parametrize("quiet_ms", [5000, 240_000])

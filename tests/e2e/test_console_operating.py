@@ -114,6 +114,8 @@ DRAWN = {
     "fabric": ("No leaf has trouble",), "thermals": ("Warmest inlet",), "probes": ("Ask for one",),
     "risk": ("A ranking, not a prophecy", "this ranking", "no ranking"),
     "capacity": ("GPUs of each pool, now", "2.5 EUR a GPU-hour", "Free GPUs under each leaf"),
+    "capacity?show=ledger": ("held",), "silences": ("Maintenance windows",),
+    "audit?by=Drover+too": ("in force from this start on",),
     "policy": ("Had it enforced",), "system": ("Connected now", "Detector", "Samples per second"),
 }  # fmt: skip
 

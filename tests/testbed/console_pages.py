@@ -41,6 +41,11 @@ PAGES = {
         pick("Figure", "gemm_fp8, TFLOP/s"), "figure=gemm_fp8.*node=r32n04", "gemm_fp8, TFLOP/s",
     ),
     "policy": Look("policy", ("The guard holds nothing back.", "approve: actions wait for a person", "Breaker")),
+    "silences": Look(
+        "silences?state=ended+too", ("Maintenance windows", "Mute notifications only"), press("now and to come"),
+        r"/silences$", "No silence is in force or to come.",
+    ),
+    "audit": Look("audit?by=Drover+too", ("in force from this start on",), press("people"), r"/audit$", "last 7 days"),
     "risk": Look("risk", ("A ranking, not a prophecy", "this ranking", "no ranking")),
     "system": Look("system", ("Connected now", "Detector", "Store")),
     "capacity": Look(
@@ -64,6 +69,10 @@ PAGES = {
         "fabric?leaf=leaf02", ("Ports of leaf02",), pick("Node", "r03n01"), "node=r03n01", "Ports of r03n01"
     ),
     "job": Look("job?state=ended+too", ("GPU-hours waited", "Waits"), press("running"), r"/job$", "Waits"),
+    "ledger": Look(
+        "capacity?show=ledger&span=1+day", ("GPU-hours that jobs held", "By job"), press("7 days"),
+        r"/capacity\?show=ledger$", "By job",
+    ),
     "incidents": Look(
         "incidents?state=all&severity=warning", ("What to do: ", "Timeline"), press("open"), r"severity=warning",
         "What to do: ",

@@ -64,10 +64,19 @@ def run(args: argparse.Namespace) -> int:
             more = {"silenced": reply.silenced.get(incident.id), "handling": _handling(reply, incident.id)}
             print_json({**of, **incident_json(incident), **more})
     elif not incidents:
-        print("no incidents" if args.state == "all" else f"no {args.state} incidents")
+        print(_none(args))
     else:
         _show(incidents, sum(reply.total for reply in answers.values()), all_=args.cluster == ALL)
     return 3 if missing else 0
+
+
+def _none(args: argparse.Namespace) -> str:
+    """Return what an empty list means: before anything is judged, nothing is known of what is open."""
+    if args.state == "open" and args.cluster != ALL:
+        with client.connect(args) as fleet:
+            if not fleet.call(methods.GET_STATUS, pb.StatusRequest()).newest_tick_ms:
+                return "the collector has judged nothing yet: what is open is not known"
+    return "no incidents" if args.state == "all" else f"no {args.state} incidents"
 
 
 def _ask(args: argparse.Namespace) -> pb.IncidentList:

@@ -39,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
     now = round(time.time() * 1000)
     health = ", ".join(f"{n} {name}" for name, n in sorted(status.gpus_by_health.items()) if n) or "none known"
     by_severity = status.open_incidents_by_severity
-    incidents = ", ".join(f"{by_severity[s]} {s}" for s in reversed(SEVERITY_ORDER) if by_severity[s]) or "none"
+    none = "none" if status.newest_tick_ms else "not known: nothing is judged yet"
+    incidents = ", ".join(f"{by_severity[s]} {s}" for s in reversed(SEVERITY_ORDER) if by_severity[s]) or none
     mode = "observe (decides and notifies, touches nothing)" if status.mode == "observe" else status.mode
     waiting = f"{status.pending} decision{'s' * (status.pending != 1)}"
     lines = {
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         "lost": f"{status.gpu_hours_lost:.1f} GPU-hours to faults, {status.gpu_hours_waited:.1f} waited (24 h)",
         "newest sample": ago(status.newest_sample_ms, now),
         "last detection": _detection(status, now),
-        "jobs hurt": f"{status.jobs_hurt} by open incidents",
+        "jobs hurt": f"{status.jobs_hurt} by open incidents" if status.jobs_hurt or status.newest_tick_ms else none,
         "samples": f"{status.samples_stored:,} stored, {status.samples_per_s:,.0f}/s, "
         f"{status.batches_rejected} batches rejected",
         "store": _store(status),

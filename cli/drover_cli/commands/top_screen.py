@@ -80,7 +80,7 @@ def _head(facts: ScreenFacts, width: int) -> list[Text]:
             health.append(f" {health_sign(state)} ", style=health_style(state))
             health.append(f" {state} {count:,}   ")
     parts = [
-        f"jobs hurt {status.jobs_hurt}",
+        f"jobs hurt {status.jobs_hurt if status.jobs_hurt or status.newest_tick_ms else 'not known'}",
         f"lost {status.gpu_hours_lost:,.1f}, waited {status.gpu_hours_waited:,.1f} GPU-h in 24 h",
     ]
     parts.append(f"MFU {status.mfu_ratio:.0%}" if status.HasField("mfu_ratio") else "MFU not reported")

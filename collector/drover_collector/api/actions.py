@@ -71,7 +71,7 @@ def act_on_node(facts: ApiSnapshot, request: pb.ActRequest, by: str, forces: boo
     subject = gpu_actions.subject_of(facts, request)
     line = Audit(
         f"{act} {subject} {now_ms}", now_ms, by, act.value, subject, why,
-        ("forced: " if request.force else "") + f"{reply.state} {reply.detail}".strip(),
+        ("forced: " if request.force else "") + ": ".join(filter(None, (reply.state, reply.detail))),
     )  # fmt: skip
     facts.store.audit.write([line])
     return reply
@@ -154,7 +154,8 @@ def _preview_gpu(facts: ApiSnapshot, request: pb.ActRequest, act: Act, reply: pb
     node, n = request.node, facts.node_number(request.node)
     gpu, outage = gpu_actions.preview(facts, request, act, reply)
     reply.mode = facts.pipeline.ceiling
-    reply.jobs.extend([] if gpu is None else _jobs_on(facts, n, gpu.slot))
+    slot = gpu.slot if gpu is not None else request.gpu if request.HasField("gpu") else None
+    reply.jobs.extend([] if slot is None else _jobs_on(facts, n, slot))  # also of what cannot be done: it runs there
     reply.maintenance = facts.pipeline.outbox.silences.held(facts.now_ms()).get(node, "")
     if act is Act.RESUME and outage is not None and facts.pipeline.dispatcher is not None:
         safe, grounds = _gpu_grounds(facts, facts.pipeline.dispatcher, outage)

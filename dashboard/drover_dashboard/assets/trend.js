@@ -74,9 +74,8 @@ function box(strip, found, figure, dates) {
   });
   const mean = known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
   const counted = found.pending ? `, ${found.pending} days still being counted` : "";
-  const said = mean === null ? `no data${counted}` : `${figure.bad ? "sum" : "mean"} ${text(figure.bad ? mean * known.length : mean, figure.unit)} of ${known.length} days${counted}`;
+  const said = mean === null ? `no data${counted}` : `${figure.bad ? "sum" : "mean"} ${text(figure.bad ? mean * known.length : mean, figure.unit)} of ${known.length} ${known.length === 1 ? "day" : "days"}${counted}`;
   foot.append(element("span", "", dates[0]), element("span", "", said));
-  made.setAttribute("aria-label", `${figure.label}: ${said}. Opens Capacity; drover report has each day.`);
   made.title = "Opens Capacity. `drover report` has each day in full.";
   made.append(head, bars, foot);
   return made;

@@ -12,6 +12,7 @@ from drover_dashboard import client
 from drover_dashboard.server import signin
 from drover_dashboard.server.auth_settings import Person
 from drover_dashboard.widgets import cluster_choice, refusals, view
+from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets.components import component
 
 MY_NAME = "my_name"  # of the session: who nobody signs in gives a name once, not in each form
@@ -43,6 +44,8 @@ def ask(waiting: Sequence[Decision], about: Mapping[str, str] | None = None) -> 
     for decision in waiting:
         what = "" if decision.node else "Go on with this mass event? "
         with st.form(client.scoped(f"answer_{decision.id}"), border=True):
+            if decision.node:  # what is approved, before why
+                view.notice(f"asked_{decision.id}", "wish", fmt.capital(cluster_choice.inside(decision.what)))
             wrong = (about or {}).get(decision.incident_id, "")
             asked = f"{wrong}\n" if wrong else cluster_choice.inside("Waits for a person") + ": "
             view.notice(f"asks_{decision.id}", "remark", view.viewer().localize(f"{asked}{what}{decision.reason}"))

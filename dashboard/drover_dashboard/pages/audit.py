@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 import streamlit as st
 
 from drover_core.model.events import Audit, from_json
 from drover_core.times import iso
 from drover_dashboard import client
+from drover_dashboard.pages import incident_rows
 from drover_dashboard.widgets import address, csv_file, view
 from drover_dashboard.widgets.table import Cell, Column, Row, table
 from drover_proto import fleet_pb2 as pb
@@ -25,13 +27,15 @@ HEADERS = ("time", "who", "what", "about", "why", "detail")
 INCIDENT = re.compile(r"[0-9a-f]{16}")
 
 
-def rows(found: Sequence[Audit], nodes: frozenset[str], who: view.Viewer) -> list[Row]:
-    """Pure. `nodes`: of the fleet, for links."""
+def rows(
+    found: Sequence[Audit], nodes: frozenset[str], who: view.Viewer, titles: Mapping[str, str] = MappingProxyType({})
+) -> list[Row]:
+    """Pure. `nodes`: of the fleet, for links. `titles`: of incidents, by id."""
     return [
         Row(
             (
                 Cell(who.clock(a.ts_ms), sub=a.by),
-                Cell(a.what, sub=" · ".join(part for part in (a.subject, who.localize(a.detail)) if part)),
+                Cell(a.what, sub=_about(a, who, titles), title=a.subject if a.subject in titles else ""),
                 Cell(who.localize(a.why), kind="prose"),
             ),
             id=a.subject if _opens(a, nodes) else "",
@@ -39,6 +43,11 @@ def rows(found: Sequence[Audit], nodes: frozenset[str], who: view.Viewer) -> lis
         )
         for a in found
     ]
+
+
+def _about(line: Audit, who: view.Viewer, titles: Mapping[str, str]) -> str:
+    detail = who.localize(line.detail).removeprefix(f"incident {line.subject} ")  # a silence says again what it is of
+    return " · ".join(part for part in (titles.get(line.subject, line.subject), detail) if part)
 
 
 def _opens(line: Audit, nodes: frozenset[str]) -> bool:
@@ -77,8 +86,9 @@ def show(whole: bool, since: str, about: str, text: str) -> None:
             view.notice("audit_cut", "remark", f"Only the newest {MOST} lines are looked at: choose less time.")
     nodes = frozenset(view.racks())
     empty = "Nothing that fits the filter." if about or text else "Nobody did anything in this time."
-    clicked = table("audit", COLUMNS, rows(found, nodes, who), empty=empty, link_column=1)
     csv_file.button("audit_csv", "audit", partial(_csv, found))
+    shown = rows(found, nodes, who, incident_rows.titles())
+    clicked = table("audit", COLUMNS, shown, empty=empty, link_column=1)
     if clicked in nodes:
         st.switch_page(view.NODE, query_params={"node": clicked})
     elif clicked:

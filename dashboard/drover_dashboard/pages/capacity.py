@@ -1,21 +1,29 @@
-"""The Capacity page: who holds and uses GPUs, which are idle, where free GPUs are too scattered, what faults cost."""
+"""The Capacity page: who holds and uses GPUs, which are idle, where free GPUs are too scattered, what faults cost; and
+the ledger, what the GPU-hours of teams and jobs were used for."""
 
 from __future__ import annotations
 
 import streamlit as st
 
 from drover_dashboard import client
-from drover_dashboard.pages import capacity_parts
+from drover_dashboard.pages import capacity_parts, ledger_parts
 from drover_dashboard.widgets import address, view
 
 SPANS = {"1 day": 1.0, "7 days": 7.0, "30 days": 30.0, "90 days": 90.0}
 USUAL_SPAN = "7 days"
 EVERY_S = 15
+NOW, LEDGER = "now", "ledger"
+VIEWS = {NOW: "Now and faults", LEDGER: "Teams and jobs"}
 
 
-def choose() -> float:
-    """Let the viewer choose over how many days costs are added up; the choice is in the URL."""
-    return SPANS[address.segments("span", "What faults cost in the last", list(SPANS), USUAL_SPAN, key="capacity_span")]
+def choose() -> tuple[float, str]:
+    """Let the viewer choose over how many days, and what is shown; the choices are in the URL."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        shown = address.segments(
+            "show", "Show", list(VIEWS), NOW, key="capacity_show", format_func=lambda name: VIEWS[name]
+        )
+        span = address.segments("span", "In the last", list(SPANS), USUAL_SPAN, key="capacity_span")
+    return SPANS[span], shown
 
 
 @st.fragment(run_every=EVERY_S)
@@ -47,5 +55,15 @@ def now(days: float) -> None:
         capacity_parts.services(reply, who)
 
 
+@st.fragment
+def ledger(days: float) -> None:
+    """Draw the ledger once: for a large fleet the collector reads for a minute, so it is not asked again and again."""
+    ledger_parts.show(days)
+
+
 address.title("Capacity")
-now(choose())
+days, shown = choose()
+if shown == LEDGER:
+    ledger(days)
+else:
+    now(days)

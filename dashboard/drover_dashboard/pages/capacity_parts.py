@@ -148,7 +148,7 @@ def lost(reply: pb.Capacity, days: float) -> None:
         _remarks(reply)
     clicked = table(
         "dearest",
-        (Column("Costliest incident of each cause"), Column("Hours", "right")),
+        (Column("Open the costliest incident of a cause"), Column("The cause's hours", "right")),
         [
             Row(
                 (Cell(fmt.kind_and_cause(row.kind, row.cause)), Cell(fmt.hours(row.lost + row.waited))),

@@ -116,6 +116,9 @@ def _tiles(status: pb.Status) -> None:
     expected = fmt.number(status.gpus_expected)
     waited = f"24 h; waited {fmt.hours(status.gpu_hours_waited)}"
     critical, lost = opened[Severity.CRITICAL], status.gpu_hours_lost
+    judged = bool(status.newest_tick_ms)  # until then nothing found does not mean that nothing is wrong
+    hurt = _count(judged, status.jobs_hurt, "now")
+    found = _count(judged, total, by_severity or "none")
     figures = (
         Figure("Healthy", health[Health.HEALTHY], f"of {expected} GPUs", "healthy", view.CAPACITY),
         Figure("Suspect", health[Health.SUSPECT], "watched", "suspect", view.INCIDENTS),
@@ -123,9 +126,9 @@ def _tiles(status: pb.Status) -> None:
         Figure("Unknown", health[Health.UNKNOWN], f"silent nodes: {fmt.number(silent)}", "unknown", view.SYSTEM,
                also=silent),
         Figure("Out of service", away, "draining to repair", "out", view.POLICY),
-        Figure("Open incidents", total, by_severity or "none", "bad" if critical else "suspect", view.INCIDENTS),
+        Figure("Open incidents", found[0], found[1], _found_tone(judged, total, critical), view.INCIDENTS),
         Figure("GPU-hours lost", fmt.hours(lost), waited, "suspect" if lost else "", view.CAPACITY),
-        Figure("Jobs hurt", status.jobs_hurt, "now", "bad", view.JOB),
+        Figure("Jobs hurt", hurt[0], hurt[1], "bad" if judged or status.jobs_hurt else "", view.JOB),
         Figure("Fleet MFU", f"{100 * status.mfu_ratio:.0f} %" if status.HasField("mfu_ratio") else "-", _mfu(status),
                "", view.JOB),
         Figure("Held, idle", _idle_share(status), _idle_of(status), "", view.CAPACITY),
@@ -139,6 +142,17 @@ def _tiles(status: pb.Status) -> None:
     if shown.open:
         asked = next(figure for figure in figures if figure.label == shown.open)
         st.switch_page(asked.page, query_params=dict(asked.params))
+
+
+def _count(judged: bool, number: int, context: str) -> tuple[int | str, str]:
+    """What a figure shows of what detectors find, and its context."""
+    return (number, context) if judged or number else ("not known", "nothing judged yet")
+
+
+def _found_tone(judged: bool, total: int, critical: int) -> str:
+    if not (judged or total):
+        return "unknown"
+    return "bad" if critical else "suspect"
 
 
 def _mfu(status: pb.Status) -> str:
@@ -174,11 +188,9 @@ def incidents() -> None:
         return
     found = incident_rows.parse(answer.value)
     rows = incident_rows.rows(found, view.racks(), who, answer.value.silences, answer.value.handling)
+    none = "No open incident." if view.judged() else view.UNJUDGED
     clicked = incident_rows.show(
-        "open_incidents",
-        rows,
-        empty="No open incident then." if moment.at_ms() else "No open incident.",
-        height=LIST_PX,
+        "open_incidents", rows, empty="No open incident then." if moment.at_ms() else none, height=LIST_PX
     )
     if clicked:
         st.switch_page(view.INCIDENTS, query_params={"id": clicked})

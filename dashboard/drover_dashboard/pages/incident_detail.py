@@ -90,7 +90,8 @@ def _head(incident: Incident, detail: pb.IncidentDetail, decisions: Sequence[Dec
         silencing.done(incident)
     with st.container(key="incident_summary"):
         view.notice("what", "summary", who.localize(incident.summary))
-    facts, todo = st.columns([1.1, 1], gap="medium")
+    with st.container(key="reversed_facts"):  # on a phone what to do comes first
+        facts, todo = st.columns([1.1, 1], gap="medium")
     with facts:
         links = _links(incident)
         rows = [

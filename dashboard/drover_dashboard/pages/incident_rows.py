@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from drover_core.model.events import Incident, from_json
 from drover_core.model.incident_title import incident_title
+from drover_dashboard import client
 from drover_dashboard.pages import incident_handling as handling
 from drover_dashboard.pages import silence_forms as silencing
 from drover_dashboard.widgets import format as fmt
@@ -67,6 +68,15 @@ def rows(
         )
         for incident in found
     ]
+
+
+TITLES, TITLE_DAYS = 200, 90.0  # incidents whose ids are given words; older ones stay ids
+
+
+def titles() -> dict[str, str]:
+    """Return the title of each incident of the last days, by id, for pages that name incidents: an id says nothing."""
+    answer = client.fleet().incidents("all", TITLE_DAYS, limit=TITLES, sort="newest")
+    return {} if answer.value is None else {one.id: incident_title(one) for one in parse(answer.value)}
 
 
 def _acknowledged(found: pb.IncidentHandling | None) -> bool:

@@ -6,7 +6,7 @@ import streamlit as st
 
 from drover_dashboard import client
 from drover_dashboard.pages import incident_detail, incident_filters, incident_rows
-from drover_dashboard.widgets import address, charts, view
+from drover_dashboard.widgets import address, charts, moment, view
 
 LIST_PX = 730
 
@@ -24,8 +24,10 @@ def listing(filters: incident_filters.Filters) -> None:
         st.session_state["unasked"] = found[0].id
         st.rerun()
     lines = incident_rows.rows(found, view.racks(), who, answer.value.silences, answer.value.handling)
+    known = filters.state == "closed" or moment.at_ms() or view.judged()
+    empty = filters.empty() if known else view.UNJUDGED
     clicked = incident_rows.show(
-        "incidents", lines, empty=filters.empty(), selected=st.query_params.get("id", ""), height=LIST_PX
+        "incidents", lines, empty=empty, selected=st.query_params.get("id", ""), height=LIST_PX
     )
     with view.place():
         if answer.value.total > len(found):

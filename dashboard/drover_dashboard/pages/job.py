@@ -9,7 +9,7 @@ import streamlit as st
 from drover_core.metrics import catalog
 from drover_core.metrics.catalog import Scope
 from drover_dashboard import client
-from drover_dashboard.pages import incident_rows, job_parts
+from drover_dashboard.pages import incident_rows, job_parts, ledger_parts
 from drover_dashboard.widgets import address, charts, grafana, moment, strip, time_range, view
 from drover_dashboard.widgets import format as fmt
 from drover_proto import fleet_pb2 as pb
@@ -62,9 +62,13 @@ def listing(ended: bool) -> None:
     shown, total = len(answer.value.jobs), answer.value.total
     dead = f", {fmt.number(died)} of them died" if died else ""
     gpus = fmt.number(sum(job.gpus for job in running))
-    line = f"{fmt.several(len(running), 'job')} hold {gpus} GPUs  ·  {fmt.number(hurt)} hurt{dead}"
+    known = bool(hurt or moment.at_ms() or view.judged())
+    harmed = (
+        f"{fmt.number(hurt)} hurt{dead}" if known else f"how many are hurt is not known: nothing is judged yet{dead}"
+    )
+    line = f"{fmt.several(len(running), 'job')} hold {gpus} GPUs  ·  {harmed}"
     if shown < total:  # those that are not here hold GPUs too
-        line = f"The first {fmt.number(shown)} of {fmt.number(total)} jobs; {fmt.number(hurt)} are hurt{dead}"
+        line = f"The first {fmt.number(shown)} of {fmt.number(total)} jobs  ·  {harmed}"
     view.notice("jobs", "remark", f"{line}  ·  times in {who.zone_name()}")
     with view.place():
         if running and not job_parts.reports(answer.value):
@@ -98,7 +102,7 @@ def now(name: str) -> None:
     named = {incident.id: incident.summary for incident in found}
     view.go(job_parts.show_dots("dots", job_parts.dots(detail, named, who)))
     with view.place():
-        for number, text in enumerate(detail.absent):
+        for number, text in enumerate(job_parts.unsaid(detail)):
             view.notice(f"absent_{number}", "remark", text)
     left, right = st.columns([1, 1], gap="medium")
     with left:
@@ -128,6 +132,7 @@ def story(name: str) -> None:
     with view.place():
         if parts := job_parts.blame(detail.loss):
             view.notice("blame", "remark", parts)
+    ledger_parts.of_job(detail)
     job_parts.show_timeline("timeline", job_parts.timeline(detail, who))
 
 

@@ -217,6 +217,14 @@ def slowest(detail: pb.JobDetail) -> tuple[str, int] | None:
     return next(((i.node, i.gpu) for i in found if i.node is not None and i.gpu is not None), next(iter(named), None))
 
 
+def unsaid(detail: pb.JobDetail) -> list[str]:
+    """Return what is not known, but for what stands in the place of the dots or of the ports."""
+    said = {detail.ports_absent} if not detail.ports else set()
+    if not any(each.metric in catalog.BY_NAME for each in detail.metrics):
+        said |= set(detail.absent[:1])
+    return [text for text in dict.fromkeys(detail.absent) if text not in said]
+
+
 def dots(detail: pb.JobDetail, named: dict[str, str], who: view.Viewer) -> dict[str, Any]:
     """What assets/dots.js draws. `named`: incident id -> what it says."""
     gpus = [

@@ -125,7 +125,7 @@ def _head(state: pb.PolicyState) -> None:
         "Out of service": Cell(
             fmt.out_of_service(state.out, _duties(state)), sub=f"decided within the last hour: {state.taken_in_hour}"
         ),
-        "Breaker": Cell("open: nothing more is taken out" if state.breaker_json else "closed"),
+        "Breaker": Cell("open: nothing more is taken out" if state.breaker_json else "closed: it stops nothing"),
     }
     rows = [Row((Cell(name, kind="faint"), cell)) for name, cell in facts.items()]
     table("policy_head", (Column(), Column(wrap=True)), rows, empty="")
@@ -243,8 +243,21 @@ def _out(state: pb.PolicyState, who: view.Viewer) -> None:
 
 
 def _guard(limits: dict[str, Any]) -> None:
-    rows = [Row((Cell(_named(key), title=key), Cell(_limit(key, value)))) for key, value in limits.items()]
+    free = [key for key, value in limits.items() if _limit(key, value) == NO_LIMIT]
+    rows = [Row((Cell(_named(key), title=key), Cell(_limit(key, limits[key])))) for key in limits if key not in free]
+    if free:
+        rows.append(
+            Row(
+                (
+                    Cell("Not limited", sub=", ".join(_named(key)[:1].lower() + _named(key)[1:] for key in free)),
+                    Cell(""),
+                )
+            )
+        )
     table("policy_guard", (Column("Guard", wrap=True), Column("Limit", align="right")), rows, empty="")
+
+
+NO_LIMIT = "no limit"
 
 
 def _named(key: str) -> str:
@@ -261,7 +274,7 @@ def _limit(key: str, value: float) -> str:
     if key.endswith("_ratio"):
         return f"{value * 100:g} %"
     if not value and key not in ("cooldown_s", "gap_ratio"):
-        return "a person only" if key == "quiet_s" else "no limit"
+        return "a person only" if key == "quiet_s" else NO_LIMIT
     return fmt.duration(round(value * 1000)) if key.endswith("_s") else f"{value:g}"
 
 

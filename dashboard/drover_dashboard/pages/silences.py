@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import streamlit as st
 
 from drover_core.model.events import Silence, from_json
 from drover_core.model.silences import describe_scope
 from drover_dashboard import client
+from drover_dashboard.pages import incident_rows, silence_new
 from drover_dashboard.pages import silence_forms as forms
-from drover_dashboard.pages import silence_new
 from drover_dashboard.server import signin
 from drover_dashboard.widgets import address, view
 from drover_dashboard.widgets import format as fmt
@@ -22,12 +23,12 @@ STATES = ("now and to come", "ended too")
 COLUMNS = (Column("Of", wrap=True), Column("State"), Column("By, why", wrap=True))  # they fit on a phone
 
 
-def rows(found: Sequence[Silence], who: view.Viewer) -> list[Row]:
-    """Pure."""
+def rows(found: Sequence[Silence], who: view.Viewer, titles: Mapping[str, str] = MappingProxyType({})) -> list[Row]:
+    """Pure. `titles`: of incidents, by id."""
     return [
         Row(
             (
-                Cell(describe_scope(silence), sub=f"planned work {silence.event}" if silence.event else ""),
+                Cell(describe_scope(silence), sub=_named(silence, titles)),
                 _state(silence, who),
                 Cell(silence.by, sub=silence.why),
             ),
@@ -35,6 +36,12 @@ def rows(found: Sequence[Silence], who: view.Viewer) -> list[Row]:
         )
         for silence in found
     ]
+
+
+def _named(silence: Silence, titles: Mapping[str, str]) -> str:
+    """What its ids mean."""
+    named = [titles[one] for one in silence.incident if one in titles]
+    return " · ".join([*named, *([f"planned work {silence.event}"] if silence.event else [])])
 
 
 def _state(silence: Silence, who: view.Viewer) -> Cell:
@@ -66,10 +73,11 @@ def show(ended: bool) -> None:
             if current := [silence for silence in found if silence.until_ms > who.now_ms]:
                 forms.ending(current, who)
     silence_new.done()
+    titles = incident_rows.titles() if any(silence.incident for silence in found) else {}
     past = f" of the last {ENDED_DAYS:g} days" if ended else " is in force or to come"
     view.heading("Silences")
     view.notice("silences_what", "remark", "Mute notifications only: incidents stay open and the policy still applies.")
-    table("silences", COLUMNS, rows([s for s in found if not s.maintenance], who), empty=f"No silence{past}.")
+    table("silences", COLUMNS, rows([s for s in found if not s.maintenance], who, titles), empty=f"No silence{past}.")
     view.heading("Maintenance windows")
     view.notice("windows_what", "remark", "Mute notifications, and Drover does nothing to these nodes by itself.")
     table("windows", COLUMNS, rows([s for s in found if s.maintenance], who), empty=f"No maintenance window{past}.")

@@ -26,6 +26,8 @@ HELP = (
     " 03:12, yesterday 14:00, 26 Nov 03:12, 45 min."
 )
 LEAST_MS = 1000  # ago
+MOST_DAYS = 400  # ago: the collector answers of no older moment (drover_collector/api/moment.py)
+MOST_MS = MOST_DAYS * 86_400_000 - 3_600_000  # an hour less: an open page asks for its moment again and again
 
 
 def at_ms() -> int:
@@ -36,14 +38,14 @@ def at_ms() -> int:
 
 
 def read(text: str, now_ms: int) -> int:
-    """Return the ms of an address' moment; 0 for none, for what is no time, and for the future. Pure."""
+    """Return the ms of an address' moment; 0 for none, for what is no time, the future and what is too old. Pure."""
     if not text:
         return 0
     try:
         found = from_iso(text)
     except (ValueError, OverflowError):
         return 0
-    return found if 0 < found <= now_ms - LEAST_MS else 0
+    return found if max(1, now_ms - MOST_MS) <= found <= now_ms - LEAST_MS else 0
 
 
 def written(ms: int) -> str:
@@ -68,8 +70,9 @@ def settle(page: str) -> None:
         if asked:
             _banner(asked)
         elif AT in st.query_params:
-            text = f"{st.query_params[AT][:60]!r} is no moment of the past, so this is now."
-            view.notice("moment_wrong", "trouble", f"{text} Example: at=2026-11-28T03:12:00Z.")
+            text = f"{st.query_params[AT][:60]!r} is no moment of the last {MOST_DAYS} days, so this is now."
+            example = written(time.time_ns() // 1_000_000 - 3_600_000)
+            view.notice("moment_wrong", "trouble", f"{text} Example: at={example}.")
 
 
 def _banner(asked: int) -> None:
@@ -122,19 +125,22 @@ def pick(*, key: str) -> None:
     found = moment(str(chosen), real)
     if found is None:
         view.notice(
-            "moment", "trouble", f"{chosen!r} is no time of the past. Examples: 03:12, yesterday 14:00, 45 min."
-        )
+            "moment", "trouble",
+            f"{chosen!r} is no time of the last {MOST_DAYS} days. Examples: 03:12, yesterday 14:00, 45 min.",
+        )  # fmt: skip
         return
     go(found)
     st.rerun()
 
 
 def moment(text: str, who: view.Viewer) -> int | None:
-    """Return the moment that a person typed; None: it is none, or lies ahead. Pure."""
+    """Return the moment that a person typed; None: it is none, lies ahead or is too old. Pure."""
     bare = text.strip().lower().removesuffix("ago").strip()
     if (span := time_words.span_of(bare)) is not None:
-        return who.now_ms - span
-    return time_words.moment_of(text, who.now_ms, who.where)
+        found: int | None = who.now_ms - span
+    else:
+        found = time_words.moment_of(text, who.now_ms, who.where)
+    return None if found is None or found < who.now_ms - MOST_MS else found
 
 
 def last_hour(asked: int) -> tuple[int, int]:

@@ -94,6 +94,16 @@ def notice(key: str, kind: str, text: str) -> None:
     st.container(key=f"{kind}_{key}").text(text)
 
 
+UNJUDGED = "The collector has judged nothing yet: what is wrong is not known."
+
+
+def judged() -> bool:
+    """Return whether the collector has judged anything since it began. Until then nothing found does not mean that
+    nothing is wrong. A standby never has."""
+    status = client.fleet().status().value
+    return status is not None and bool(status.newest_tick_ms)
+
+
 def heading(text: str) -> None:
     """The name of a section, for eyes and for a reader of headings; the page's own is in its frame."""
     st.header(fmt.plain(text), anchor=False)

@@ -218,13 +218,15 @@ def test_what_is_not_clear_is_refused_and_in_the_audit(site: Site) -> None:
     assert [(line.by, line.what.endswith("(refused)")) for line in lines] == [("ann", True)] * len(REFUSED)
 
 
-def test_a_scheduler_that_cannot_says_why_and_offers_the_node(site: Site) -> None:
+def test_a_scheduler_that_cannot_says_why_and_offers_the_node(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_actions, "_jobs_on", lambda _facts, _n, slot: [pb.JobThere(job=f"of GPU {slot}")])
     offer = "drover drain n1 --why TEXT takes the whole node"
     site.cluster.allocatable["nvidia.com/gpu"] = "8"
     with site.collector():
         look = site.preview()
         assert "a device plugin hands out the GPUs of n1" in look.hindrance
         assert look.hindrance.endswith(offer)
+        assert [job.job for job in look.jobs] == ["of GPU 3"], "who works there is said all the same"
         reply = site.ask()
         assert (reply.state, reply.detail.endswith(offer)) == ("failed", True)
     site.actuator = SlurmActuator(SlurmStandIn(*NODES), 10_000)
