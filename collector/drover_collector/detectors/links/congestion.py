@@ -7,6 +7,9 @@ ports of the job; where nobody names the job, with all ports.
 - Most ports of a leaf have risen RISE times over their past, and few elsewhere: the leaf switch is hot. A job's ports
   on other leafs must not have risen; a job that is on this leaf only proves it together with another one, or when it
   lasts.
+- Where most ports of a leaf rise together, each needs only a fiftieth of the floor (LEAF_FLOOR): what one port shows by
+  chance, twelve do not. Then what a port sends or receives more of is taken off its rise (`excess`), as a job that
+  talks more waits more.
 - One port of a job has risen, RISE times as much as the job's others: that port, its cable or its switch port.
 - One port of a node waits or retries SIBLINGS times as much as its others, which carry as much or more: that port
   too, without any past. The rails of a node carry the same.
@@ -59,6 +62,8 @@ LEAST_SIGMA = 0.25  # of the logarithm: what a healthy port's minute differs by
 # 50,000 and more.
 LEAST = {"tx_wait": 5e7, "cnp_handled": 10_000.0, "cnp_sent": 10_000.0}
 LEAST_PER_MINUTE = np.array([LEAST.get(metric, 60.0) for metric in METRICS])[:, None]
+LEAF_FLOOR = 0.02  # of LEAST_PER_MINUTE, and at least LEAF_EVENTS: ports that rise together
+LEAF_EVENTS = 3.0
 SIBLINGS, SIBLING_LEAST = 20.0, 10.0  # times the node's other ports, and times LEAST_PER_MINUTE
 SIBLING_PORTS = 4  # of a node, all of one speed
 CARRIES = 0.5, 1.2  # times what the node's other ports carry: another share of the work has other events
@@ -86,11 +91,13 @@ class Congested:
     Attributes:
         rate: events a minute, float64 [M, L]. usual: those of its own past, or of the node's other ports where only
             these show that it stands out (`by_others`, bool), float64 [M, L].
+        works: the ports of nodes at work, bool [L].
     """
 
     rate: Floats
     usual: Floats
     by_others: Bools
+    works: Bools
 
 
 class Congestion:
@@ -105,6 +112,8 @@ class Congestion:
         self._mean, self._var, self._count = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         self._risen = np.zeros(shape)  # minutes in a row in which it was over its own past
         self._alone = np.zeros(shape)  # and over its job's other ports
+        self._faint = np.zeros(shape)  # minutes in a row in which it rose beyond its traffic, by less too
+        self._carried = np.zeros(ports)  # mean logarithm of the bytes that it carried a minute
         self._rests: Ints = np.zeros(ports, np.int64)  # minutes in a row in which its node did not work
         self._job: npt.NDArray[np.object_] = np.full(ports, None, object)
         self._judged_ms = 0
@@ -130,7 +139,8 @@ class Congestion:
         """Compare the minute that has ended with each port's past and with its job; then learn it."""
         minutes = (self._at_ms - self._last_at_ms) / MINUTE_MS
         grown = self._newest - self._last
-        fresh = (self._last_at_ms > 0) & (minutes > 0) & (minutes <= LEARN) & self._works(window, layout)
+        works = self._works(window, layout)
+        fresh = (self._last_at_ms > 0) & (minutes > 0) & (minutes <= LEARN) & works
         with np.errstate(invalid="ignore", divide="ignore"):
             rate = np.where(fresh & (grown >= 0), grown / minutes, np.nan)
         self._last, self._last_at_ms = self._newest.copy(), self._at_ms.copy()
@@ -145,8 +155,9 @@ class Congestion:
         over_siblings, others = _over_siblings(window, layout, rate, carried)
         over_siblings &= (self._count < LEARN) | (away >= math.log(RISE))  # else it has always been so
         over |= over_siblings
-        lasts = (self._risen >= LASTS) | (self._alone >= LASTS)  # what lasts for hours is how it is now
-        learns = known & ((~risen & ~over_siblings) | lasts)
+        faint = self._faintly_risen(rate, carried, away, sigma)
+        lasts = np.maximum(self._risen, self._alone) >= LASTS  # what lasts for hours is how it is now
+        learns = known & ((~risen & ~over_siblings & ~faint) | lasts | (self._faint >= LASTS))
         share = np.where(learns, np.maximum(1 / (self._count + 1), 1 / FORGET), 0.0)
         rest = np.where(known, away, 0.0)
         by_others = over_siblings & ~risen
@@ -154,8 +165,21 @@ class Congestion:
         self._var += share * ((1 - share) * rest * rest - self._var)
         self._mean += share * rest
         self._count += learns
+        self._faint = np.where(faint, self._faint + 1, 0)
         self._risen, self._alone = np.where(risen, self._risen + 1, 0), np.where(over, self._alone + 1, 0)
-        return Congested(rate, usual, by_others)
+        return Congested(rate, usual, by_others, works)
+
+    def _faintly_risen(self, rate: Floats, carried: Floats, away: Floats, sigma: Floats) -> Bools:
+        """Return where a port has more events than its traffic explains, bool [M, L]; and learn its traffic."""
+        level = np.log1p(np.fmax(carried[0], carried[1]))
+        more = np.where(np.isnan(level), 0.0, np.maximum(level - self._carried, 0.0))
+        excess = away - more
+        faint = ~np.isnan(excess) & (self._count >= LEARN) & (excess >= np.maximum(math.log(RISE), SIGMAS * sigma))
+        faint &= rate >= np.maximum(LEAF_FLOOR * LEAST_PER_MINUTE, LEAF_EVENTS)
+        known = ~np.isnan(level) & ~faint.any(axis=0)
+        share = np.maximum(1 / (self._count.max(axis=0) + 1), 1 / FORGET)
+        self._carried += np.where(known, share * (np.nan_to_num(level) - self._carried), 0.0)
+        return np.asarray(faint)
 
     def _works(self, window: Window, layout: PortLayout) -> Bools:
         """Return the ports whose nodes work, bool [L], and forget the past of those with another job, or after a rest.
@@ -173,8 +197,9 @@ class Congestion:
         names = np.array([*window.newest.job_names, None], object)[job]
         forgets = (works & (names != self._job)) | (self._rests >= RESTS)
         self._job = np.where(works, names, self._job)
-        for array in (self._mean, self._var, self._count, self._risen, self._alone):
+        for array in (self._mean, self._var, self._count, self._risen, self._alone, self._faint):
             array[:, forgets] = 0.0
+        self._carried[forgets] = 0.0
         return np.asarray(works)
 
     def _grow(self, more: int) -> None:
@@ -187,7 +212,8 @@ class Congestion:
         self._newest, self._last = wider(self._newest, np.nan), wider(self._last, np.nan)
         self._at_ms, self._last_at_ms = np.append(self._at_ms, nothing), np.append(self._last_at_ms, nothing)
         self._mean, self._var, self._count = (wider(of, 0.0) for of in (self._mean, self._var, self._count))
-        self._risen, self._alone = wider(self._risen, 0.0), wider(self._alone, 0.0)
+        self._risen, self._alone, self._faint = (wider(of, 0.0) for of in (self._risen, self._alone, self._faint))
+        self._carried = np.append(self._carried, np.zeros(more))
         self._rests, self._job = np.append(self._rests, nothing), np.append(self._job, np.full(more, None, object))
 
     def _with_its_job(self, window: Window, layout: PortLayout, away: Floats) -> Floats:
@@ -211,7 +237,9 @@ class Congestion:
         held: set[tuple[str, str]] = set()
         hot: set[int] = set()
         job, _ = _jobs(window, layout)
-        leafs = list(self._hot_leafs(window, layout, risen, job)) if risen.any() else []
+        leafs = list(self._hot_leafs(window, layout, self._risen, job)) if risen.any() else []
+        if not leafs and (self._faint >= PERSIST).any():
+            leafs = list(self._hot_leafs(window, layout, self._faint, job, now.works))
         for leaf, mine in leafs:
             hot |= set(mine.tolist())  # several leafs at once are what they carry, or what connects them
             if len(leafs) > 1:
@@ -246,14 +274,23 @@ class Congestion:
                 return same
         return []
 
-    def _hot_leafs(self, window: Window, layout: PortLayout, risen: Bools, job: Ints) -> Iterator[tuple[str, Ints]]:
-        """Yield leafs that are congested whatever their jobs do, with their ports that have risen."""
+    def _hot_leafs(
+        self, window: Window, layout: PortLayout, minutes: Floats, job: Ints, works: Bools | None = None
+    ) -> Iterator[tuple[str, Ints]]:
+        """Yield leafs that are congested whatever their jobs do, with their ports that have risen.
+
+        Args:
+            minutes: for which each port has risen, float64 [M, L]. works: only these ports of a leaf count, bool [L].
+        """
+        risen = np.asarray((minutes >= PERSIST).any(axis=0))
         if risen.sum() > FLEET_SHARE * len(risen):
             return
         leafs = np.array([port.leaf or window.index.nodes[port.node].leaf for port in layout.ports])
         for leaf in sorted(set(leafs[risen].tolist()) - {""}):
             mine = np.flatnonzero(leafs == leaf)
-            over, rest = mine[risen[mine]], len(risen) - len(mine)
+            rest = len(risen) - len(mine)
+            mine = mine if works is None else mine[works[mine]]
+            over = mine[risen[mine]]
             outside = int(risen.sum()) - len(over)
             nodes = len(np.unique(layout.of_node[over]))
             most = nodes >= LEAF_NODES and len(over) >= LEAF_SHARE * len(mine)
@@ -261,7 +298,8 @@ class Congestion:
                 continue
             if not rest or outside > ELSEWHERE_SHARE * rest:
                 continue
-            if _not_of_one_job(mine, risen, job) or self._risen[:, over].max(axis=0).min() >= ONE_JOB_PERSIST:
+            least = np.median if works is not None else np.min  # few events are not in every minute
+            if _not_of_one_job(mine, risen, job) or least(minutes[:, over].max(axis=0)) >= ONE_JOB_PERSIST:
                 yield leaf, over
 
 

@@ -140,6 +140,7 @@ class Drifts:
         step = SMOOTH * np.clip(x - self.recent, -SPIKE, SPIKE)
         self.recent = np.where(first, x, np.where(known, self.recent + step, self.recent))
         calm = (self.score < h / 4) & ~slow
+        calm[BUSY_TIME] &= calm[PAUSE]
         rate = np.where(known & calm, np.maximum(1 / (self.count + 1), 1 / FORGET), 0.0)
         self.mean = self.mean + rate * rest
         self.work = self.work + rate * np.where(known[DUTY], x[DUTY] - self.work, 0.0)

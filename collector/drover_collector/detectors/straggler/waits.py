@@ -19,10 +19,11 @@ import numpy as np
 
 from drover_collector.detectors._lib.metrics import Ints
 from drover_collector.detectors._lib.robust import Bools
-from drover_collector.detectors.straggler.cusum import NVLINK, PAUSE, Drifts, of_node
+from drover_collector.detectors.straggler.cusum import BUSY_TIME, NVLINK, PAUSE, Drifts, of_node
 from drover_collector.detectors.straggler.observation import Observation
 
 NODE_SHARE = 0.75  # of a node's GPUs in the job: its host is late, not a GPU
+EACH = 0.4  # of the node's rest: so much each of these GPUs rests
 OTHERS = 3.0  # times what the job's other nodes have changed
 SMALL_PAUSE = 0.006  # log ratio of SM activity for the same work, the node's mean
 SLOWER = 0.02  # log ratio by which peers are less active than before: the job is slower
@@ -85,8 +86,9 @@ def _one_node(now: Observation, drifts: Drifts, gpus: Ints) -> Bools:
         others = inside[nodes[inside] != node]
         if (nodes[mine] != node).any() or len(np.unique(nodes[others])) < 2:
             continue
-        whole = len(mine) >= NODE_SHARE * np.count_nonzero(nodes[inside] == node)
-        calm = np.abs(drifts.moved(PAUSE)[others])
-        if whole and -drifts.moved(PAUSE)[mine].mean() >= OTHERS * float(calm.max()):
+        rest = -float(drifts.moved(PAUSE)[mine].mean())
+        rests = np.count_nonzero(-drifts.moved(BUSY_TIME)[mine] >= EACH * rest)
+        whole = rests >= NODE_SHARE * np.count_nonzero(nodes[inside] == node)
+        if whole and rest >= OTHERS * float(np.abs(drifts.moved(PAUSE)[others]).max()):
             result |= now.groups[gpus] == group
     return result
