@@ -38,6 +38,8 @@ OF_NODES = (LATE, PAUSE)  # means of a node
 # noise often shows their second signs too: the work did not get less, the peers are less active.
 BUDGETS_PER_1000_GPU_DAYS = (0.25, 0.25, 0.05, 0.25, 0.05, 0.05, 0.05)
 K = 1.0  # half of the smallest change to be found, in sigmas
+# A late host rests by a hundredth or two, near the noise of a node's mean: half of K finds it in more buckets.
+KS = np.array([K, K, K, K, K, K, K / 2])[:, None]
 CLIP = 4.0  # makes a detection take at least three buckets
 KEEP = 6.0  # over h: the number of quiet buckets until a detection ends
 LEARN = 12  # buckets of a job until its offsets are known: 2 min at 10 s
@@ -119,7 +121,10 @@ class Drifts:
         x = _inputs(now)
         self._change_source(now, x)
         newest = now.window.newest
-        self.h = tuple(threshold(newest.length_ms, budget) for budget in BUDGETS_PER_1000_GPU_DAYS)
+        self.h = tuple(
+            threshold(newest.length_ms, budget, k)
+            for budget, k in zip(BUDGETS_PER_1000_GPU_DAYS, KS[:, 0].tolist(), strict=True)
+        )
         h = np.array(self.h)[:, None]
         known = ~np.isnan(x) & now.judged
         x = np.where(known, x, 0.0)
@@ -134,7 +139,7 @@ class Drifts:
         z = np.clip(SIGNS * rest / sigma, -CLIP, CLIP)
         tested = known & (self.count >= LEARN)
         before = self.score
-        self.score = np.where(tested, np.clip(before + z - K, 0.0, h + KEEP), before)
+        self.score = np.where(tested, np.clip(before + z - KS, 0.0, h + KEEP), before)
         self.since_ms[(before == 0) & (self.score > 0)] = newest.start_ms
         first = known & (self.count == 0)
         step = SMOOTH * np.clip(x - self.recent, -SPIKE, SPIKE)
@@ -240,7 +245,9 @@ def _inputs(now: Observation) -> Floats:
     duty = np.where(now.has_duty, duty, traffic)
     gap = now.medians["gpu_util_ratio"] - now.values["gpu_util_ratio"]
     busy = _busy(now, sm, tensor, dram, traffic)
-    x = np.array([clock, duty, dram, of_node(now, gap), busy, _nvlink(now), of_node(now, busy)])
+    pause = of_node(now, busy)
+    pause = pause - now.grouping.spread(now.grouping.medians(pause[None])[0][0])  # a late node moves the GPUs' median
+    x = np.array([clock, duty, dram, of_node(now, gap), busy, _nvlink(now), pause])
     x[~np.isfinite(x)] = np.nan
     return x
 

@@ -86,9 +86,11 @@ def _one_node(now: Observation, drifts: Drifts, gpus: Ints) -> Bools:
         others = inside[nodes[inside] != node]
         if (nodes[mine] != node).any() or len(np.unique(nodes[others])) < 2:
             continue
-        rest = -float(drifts.moved(PAUSE)[mine].mean())
+        moved = drifts.moved(PAUSE)
+        usual = float(np.median(moved[others]))  # in a job of few nodes the median of all lies between them
+        rest = usual - float(moved[mine].mean())
         rests = np.count_nonzero(-drifts.moved(BUSY_TIME)[mine] >= EACH * rest)
         whole = rests >= NODE_SHARE * np.count_nonzero(nodes[inside] == node)
-        if whole and rest >= OTHERS * float(np.abs(drifts.moved(PAUSE)[others]).max()):
+        if whole and rest >= OTHERS * float(np.abs(moved[others] - usual).max()):
             result |= now.groups[gpus] == group
     return result
