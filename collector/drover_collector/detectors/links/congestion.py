@@ -64,6 +64,9 @@ LEAST = {"tx_wait": 5e7, "cnp_handled": 10_000.0, "cnp_sent": 10_000.0}
 LEAST_PER_MINUTE = np.array([LEAST.get(metric, 60.0) for metric in METRICS])[:, None]
 LEAF_FLOOR = 0.02  # of LEAST_PER_MINUTE, and at least LEAF_EVENTS: ports that rise together
 LEAF_EVENTS = 3.0
+LEAF_SIGMAS = 2.0  # of each such port's usual deviation, which a slow rise must not widen: at most CLIP of it is learnt
+CLIP = 2.5
+MEAN_TO_SIGMA = 1.2533  # sigma over the mean absolute deviation of normal values
 SIBLINGS, SIBLING_LEAST = 20.0, 10.0  # times the node's other ports, and times LEAST_PER_MINUTE
 SIBLING_PORTS = 4  # of a node, all of one speed
 CARRIES = 0.5, 1.2  # times what the node's other ports carry: another share of the work has other events
@@ -113,6 +116,7 @@ class Congestion:
         self._risen = np.zeros(shape)  # minutes in a row in which it was over its own past
         self._alone = np.zeros(shape)  # and over its job's other ports
         self._faint = np.zeros(shape)  # minutes in a row in which it rose beyond its traffic, by less too
+        self._spread = np.zeros(shape)  # mean absolute deviation of the logarithm, clipped
         self._carried = np.zeros(ports)  # mean logarithm of the bytes that it carried a minute
         self._rests: Ints = np.zeros(ports, np.int64)  # minutes in a row in which its node did not work
         self._job: npt.NDArray[np.object_] = np.full(ports, None, object)
@@ -155,7 +159,7 @@ class Congestion:
         over_siblings, others = _over_siblings(window, layout, rate, carried)
         over_siblings &= (self._count < LEARN) | (away >= math.log(RISE))  # else it has always been so
         over |= over_siblings
-        faint = self._faintly_risen(rate, carried, away, sigma)
+        faint = self._faintly_risen(rate, carried, away)
         lasts = np.maximum(self._risen, self._alone) >= LASTS  # what lasts for hours is how it is now
         learns = known & ((~risen & ~over_siblings & ~faint) | lasts | (self._faint >= LASTS))
         share = np.where(learns, np.maximum(1 / (self._count + 1), 1 / FORGET), 0.0)
@@ -169,16 +173,20 @@ class Congestion:
         self._risen, self._alone = np.where(risen, self._risen + 1, 0), np.where(over, self._alone + 1, 0)
         return Congested(rate, usual, by_others, works)
 
-    def _faintly_risen(self, rate: Floats, carried: Floats, away: Floats, sigma: Floats) -> Bools:
+    def _faintly_risen(self, rate: Floats, carried: Floats, away: Floats) -> Bools:
         """Return where a port has more events than its traffic explains, bool [M, L]; and learn its traffic."""
         level = np.log1p(np.fmax(carried[0], carried[1]))
         more = np.where(np.isnan(level), 0.0, np.maximum(level - self._carried, 0.0))
         excess = away - more
-        faint = ~np.isnan(excess) & (self._count >= LEARN) & (excess >= np.maximum(math.log(RISE), SIGMAS * sigma))
+        faint = ~np.isnan(excess) & (self._count >= LEARN)
+        sigma = np.maximum(MEAN_TO_SIGMA * self._spread, LEAST_SIGMA)
+        faint &= excess >= np.maximum(math.log(RISE), LEAF_SIGMAS * sigma)
         faint &= rate >= np.maximum(LEAF_FLOOR * LEAST_PER_MINUTE, LEAF_EVENTS)
         known = ~np.isnan(level) & ~faint.any(axis=0)
         share = np.maximum(1 / (self._count.max(axis=0) + 1), 1 / FORGET)
         self._carried += np.where(known, share * (np.nan_to_num(level) - self._carried), 0.0)
+        rest = np.where(np.isnan(away) | faint, self._spread, np.minimum(np.abs(away), CLIP * sigma))
+        self._spread += np.maximum(1 / (self._count + 1), 1 / FORGET) * (rest - self._spread)
         return np.asarray(faint)
 
     def _works(self, window: Window, layout: PortLayout) -> Bools:
@@ -197,7 +205,7 @@ class Congestion:
         names = np.array([*window.newest.job_names, None], object)[job]
         forgets = (works & (names != self._job)) | (self._rests >= RESTS)
         self._job = np.where(works, names, self._job)
-        for array in (self._mean, self._var, self._count, self._risen, self._alone, self._faint):
+        for array in (self._mean, self._var, self._count, self._risen, self._alone, self._faint, self._spread):
             array[:, forgets] = 0.0
         self._carried[forgets] = 0.0
         return np.asarray(works)
@@ -213,6 +221,7 @@ class Congestion:
         self._at_ms, self._last_at_ms = np.append(self._at_ms, nothing), np.append(self._last_at_ms, nothing)
         self._mean, self._var, self._count = (wider(of, 0.0) for of in (self._mean, self._var, self._count))
         self._risen, self._alone, self._faint = (wider(of, 0.0) for of in (self._risen, self._alone, self._faint))
+        self._spread = wider(self._spread, 0.0)
         self._carried = np.append(self._carried, np.zeros(more))
         self._rests, self._job = np.append(self._rests, nothing), np.append(self._job, np.full(more, None, object))
 
