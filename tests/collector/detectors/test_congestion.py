@@ -134,6 +134,23 @@ def test_few_events_of_one_port_or_of_a_job_are_no_fault() -> None:
     assert run(_more, per_s=1e4, job_of_node=(0,) * 4 + (1,) * 4 + (0,) * 8) == [], "its own traffic"
 
 
+def test_a_job_is_not_its_leaf_while_the_leafs_other_job_pauses() -> None:
+    def half(minute: int, rate: Rates) -> None:
+        if minute >= 15:
+            rate[16:24] *= 12
+
+    def pauses(node: int, minute: int) -> bool:
+        return node in (6, 7) and 20 <= minute < 28
+
+    def three_nodes(minute: int, rate: Rates) -> None:
+        if minute >= 15:
+            rate[16:28] *= 12
+
+    jobs = (-1,) * NODES
+    assert run(half, minutes=45, per_s=1e4, job_of_node=jobs, rests=pauses) == []
+    assert run(three_nodes, minutes=45, per_s=1e4, job_of_node=jobs) != [], "of three in use it is"
+
+
 def test_two_jobs_of_one_leaf_that_both_wait_are_the_switch() -> None:
     def change(minute: int, rate: Rates) -> None:
         if minute >= 15:

@@ -94,13 +94,11 @@ class Congested:
     Attributes:
         rate: events a minute, float64 [M, L]. usual: those of its own past, or of the node's other ports where only
             these show that it stands out (`by_others`, bool), float64 [M, L].
-        works: the ports of nodes at work, bool [L].
     """
 
     rate: Floats
     usual: Floats
     by_others: Bools
-    works: Bools
 
 
 class Congestion:
@@ -143,8 +141,7 @@ class Congestion:
         """Compare the minute that has ended with each port's past and with its job; then learn it."""
         minutes = (self._at_ms - self._last_at_ms) / MINUTE_MS
         grown = self._newest - self._last
-        works = self._works(window, layout)
-        fresh = (self._last_at_ms > 0) & (minutes > 0) & (minutes <= LEARN) & works
+        fresh = (self._last_at_ms > 0) & (minutes > 0) & (minutes <= LEARN) & self._works(window, layout)
         with np.errstate(invalid="ignore", divide="ignore"):
             rate = np.where(fresh & (grown >= 0), grown / minutes, np.nan)
         self._last, self._last_at_ms = self._newest.copy(), self._at_ms.copy()
@@ -171,7 +168,7 @@ class Congestion:
         self._count += learns
         self._faint = np.where(faint, self._faint + 1, 0)
         self._risen, self._alone = np.where(risen, self._risen + 1, 0), np.where(over, self._alone + 1, 0)
-        return Congested(rate, usual, by_others, works)
+        return Congested(rate, usual, by_others)
 
     def _faintly_risen(self, rate: Floats, carried: Floats, away: Floats) -> Bools:
         """Return where a port has more events than its traffic explains, bool [M, L]; and learn its traffic."""
@@ -248,7 +245,8 @@ class Congestion:
         job, _ = _jobs(window, layout)
         leafs = list(self._hot_leafs(window, layout, self._risen, job)) if risen.any() else []
         if not leafs and (self._faint >= PERSIST).any():
-            leafs = list(self._hot_leafs(window, layout, self._faint, job, now.works))
+            in_use = self._rests < ONE_JOB_PERSIST  # an evaluation is no end: its ports could have risen
+            leafs = list(self._hot_leafs(window, layout, self._faint, job, in_use))
         for leaf, mine in leafs:
             hot |= set(mine.tolist())  # several leafs at once are what they carry, or what connects them
             if len(leafs) > 1:
@@ -284,12 +282,12 @@ class Congestion:
         return []
 
     def _hot_leafs(
-        self, window: Window, layout: PortLayout, minutes: Floats, job: Ints, works: Bools | None = None
+        self, window: Window, layout: PortLayout, minutes: Floats, job: Ints, in_use: Bools | None = None
     ) -> Iterator[tuple[str, Ints]]:
         """Yield leafs that are congested whatever their jobs do, with their ports that have risen.
 
         Args:
-            minutes: for which each port has risen, float64 [M, L]. works: only these ports of a leaf count, bool [L].
+            minutes: for which each port has risen, float64 [M, L]. in_use: only these ports of a leaf count, bool [L].
         """
         risen = np.asarray((minutes >= PERSIST).any(axis=0))
         if risen.sum() > FLEET_SHARE * len(risen):
@@ -298,7 +296,7 @@ class Congestion:
         for leaf in sorted(set(leafs[risen].tolist()) - {""}):
             mine = np.flatnonzero(leafs == leaf)
             rest = len(risen) - len(mine)
-            mine = mine if works is None else mine[works[mine]]
+            mine = mine if in_use is None else mine[in_use[mine]]
             over = mine[risen[mine]]
             outside = int(risen.sum()) - len(over)
             nodes = len(np.unique(layout.of_node[over]))
@@ -307,7 +305,7 @@ class Congestion:
                 continue
             if not rest or outside > ELSEWHERE_SHARE * rest:
                 continue
-            least = np.median if works is not None else np.min  # few events are not in every minute
+            least = np.median if in_use is not None else np.min  # few events are not in every minute
             if _not_of_one_job(mine, risen, job) or least(minutes[:, over].max(axis=0)) >= ONE_JOB_PERSIST:
                 yield leaf, over
 
