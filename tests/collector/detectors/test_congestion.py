@@ -151,6 +151,17 @@ def test_a_job_is_not_its_leaf_while_the_leafs_other_job_pauses() -> None:
     assert run(three_nodes, minutes=45, per_s=1e4, job_of_node=jobs) != [], "of three in use it is"
 
 
+@pytest.mark.parametrize("job", [1, -1])
+def test_a_job_that_waits_on_another_leaf_too_is_no_hot_switch(job: int) -> None:
+    def more(minute: int, rate: Rates) -> None:
+        if minute >= 15:
+            rate[16:32] *= 12
+            rate[32:36] *= 12  # its last node
+
+    jobs = (-1,) * NODES if job < 0 else (0,) * 4 + (1,) * 5 + (0,) * 7
+    assert "hot_switch" not in {f.cause for f in run(more, minutes=40, job_of_node=jobs)}
+
+
 def test_two_jobs_of_one_leaf_that_both_wait_are_the_switch() -> None:
     def change(minute: int, rate: Rates) -> None:
         if minute >= 15:

@@ -305,6 +305,8 @@ class Congestion:
                 continue
             if not rest or outside > ELSEWHERE_SHARE * rest:
                 continue
+            if _job_rose_elsewhere(layout, mine, risen, job):
+                continue
             least = np.median if in_use is not None else np.min  # few events are not in every minute
             if _not_of_one_job(mine, risen, job) or least(minutes[:, over].max(axis=0)) >= ONE_JOB_PERSIST:
                 yield leaf, over
@@ -321,6 +323,23 @@ def _not_of_one_job(mine: Ints, risen: Bools, job: Ints) -> bool:
         return True
     elsewhere = (job == jobs[0]) & ~inside
     return elsewhere.any() and bool(risen[elsewhere].mean() <= ELSEWHERE_SHARE)
+
+
+def _job_rose_elsewhere(layout: PortLayout, mine: Ints, risen: Bools, job: Ints) -> bool:
+    """Return True if the only job of what has risen on a leaf's ports has risen on other leafs too: it is the job.
+
+    Where nobody names jobs, a node elsewhere with half of its ports risen may be of the same one.
+    """
+    outside = np.ones(len(risen), bool)
+    outside[mine] = False
+    jobs = np.unique(job[mine[risen[mine]]]).tolist()
+    if len(jobs) != 1:
+        return False
+    if jobs[0] >= 0:
+        elsewhere = outside & (job == jobs[0])
+        return elsewhere.any() and bool(risen[elsewhere].mean() > ELSEWHERE_SHARE)
+    ports = np.bincount(layout.of_node[outside])
+    return bool((np.bincount(layout.of_node[outside & risen], minlength=len(ports)) > NODE_SHARE * ports).any())
 
 
 def _bad_ports(layout: PortLayout, over: Bools, job: Ints, hot: set[int]) -> list[int]:
