@@ -101,6 +101,50 @@ class Congested:
     by_others: Bools
 
 
+class FaintRise:
+    """By how much each port's events rise beyond its traffic, for ports that rise together; [M, L] or [L].
+
+    Attributes:
+        minutes: in a row in which it rose, by less than alone counts too.
+    """
+
+    def __init__(self, ports: int) -> None:
+        shape = len(METRICS), ports
+        self.minutes = np.zeros(shape)
+        self._spread = np.zeros(shape)  # mean absolute deviation of the logarithm of the events, clipped
+        self._carried = np.zeros(ports)  # mean logarithm of the bytes that it carried a minute
+
+    def add_minute(self, rate: Floats, carried: Floats, away: Floats, count: Floats) -> Bools:
+        """Return where a port has more events than its traffic explains, bool [M, L]; and learn its traffic.
+
+        Args:
+            rate, carried: events and bytes of the minute. away, count: of the past's mean, and its minutes.
+        """
+        level = np.log1p(np.fmax(carried[0], carried[1]))
+        more = np.where(np.isnan(level), 0.0, np.maximum(level - self._carried, 0.0))
+        excess = away - more
+        sigma = np.maximum(MEAN_TO_SIGMA * self._spread, LEAST_SIGMA)
+        risen = ~np.isnan(excess) & (count >= LEARN) & (excess >= np.maximum(math.log(RISE), LEAF_SIGMAS * sigma))
+        risen &= rate >= np.maximum(LEAF_FLOOR * LEAST_PER_MINUTE, LEAF_EVENTS)
+        known = ~np.isnan(level) & ~risen.any(axis=0)
+        share = np.maximum(1 / (count.max(axis=0) + 1), 1 / FORGET)
+        self._carried += np.where(known, share * (np.nan_to_num(level) - self._carried), 0.0)
+        rest = np.where(np.isnan(away) | risen, self._spread, np.minimum(np.abs(away), CLIP * sigma))
+        self._spread += np.maximum(1 / (count + 1), 1 / FORGET) * (rest - self._spread)
+        self.minutes = np.where(risen, self.minutes + 1, 0)
+        return np.asarray(risen)
+
+    def forget(self, ports: Bools) -> None:
+        self.minutes[:, ports] = self._spread[:, ports] = 0.0
+        self._carried[ports] = 0.0
+
+    def grow(self, more: int) -> None:
+        """Add ports that follow the known ones."""
+        nothing = np.zeros((len(METRICS), more))
+        self.minutes, self._spread = (np.append(of, nothing, axis=1) for of in (self.minutes, self._spread))
+        self._carried = np.append(self._carried, np.zeros(more))
+
+
 class Congestion:
     """Each port's past of every counter in its node's job, and for how many minutes it has stood out; [M, L] or [L]."""
 
@@ -113,9 +157,7 @@ class Congestion:
         self._mean, self._var, self._count = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         self._risen = np.zeros(shape)  # minutes in a row in which it was over its own past
         self._alone = np.zeros(shape)  # and over its job's other ports
-        self._faint = np.zeros(shape)  # minutes in a row in which it rose beyond its traffic, by less too
-        self._spread = np.zeros(shape)  # mean absolute deviation of the logarithm, clipped
-        self._carried = np.zeros(ports)  # mean logarithm of the bytes that it carried a minute
+        self._faint = FaintRise(ports)
         self._rests: Ints = np.zeros(ports, np.int64)  # minutes in a row in which its node did not work
         self._job: npt.NDArray[np.object_] = np.full(ports, None, object)
         self._judged_ms = 0
@@ -156,9 +198,9 @@ class Congestion:
         over_siblings, others = _over_siblings(window, layout, rate, carried)
         over_siblings &= (self._count < LEARN) | (away >= math.log(RISE))  # else it has always been so
         over |= over_siblings
-        faint = self._faintly_risen(rate, carried, away)
+        faint = self._faint.add_minute(rate, carried, away, self._count)
         lasts = np.maximum(self._risen, self._alone) >= LASTS  # what lasts for hours is how it is now
-        learns = known & ((~risen & ~over_siblings & ~faint) | lasts | (self._faint >= LASTS))
+        learns = known & ((~risen & ~over_siblings & ~faint) | lasts | (self._faint.minutes >= LASTS))
         share = np.where(learns, np.maximum(1 / (self._count + 1), 1 / FORGET), 0.0)
         rest = np.where(known, away, 0.0)
         by_others = over_siblings & ~risen
@@ -166,25 +208,8 @@ class Congestion:
         self._var += share * ((1 - share) * rest * rest - self._var)
         self._mean += share * rest
         self._count += learns
-        self._faint = np.where(faint, self._faint + 1, 0)
         self._risen, self._alone = np.where(risen, self._risen + 1, 0), np.where(over, self._alone + 1, 0)
         return Congested(rate, usual, by_others)
-
-    def _faintly_risen(self, rate: Floats, carried: Floats, away: Floats) -> Bools:
-        """Return where a port has more events than its traffic explains, bool [M, L]; and learn its traffic."""
-        level = np.log1p(np.fmax(carried[0], carried[1]))
-        more = np.where(np.isnan(level), 0.0, np.maximum(level - self._carried, 0.0))
-        excess = away - more
-        faint = ~np.isnan(excess) & (self._count >= LEARN)
-        sigma = np.maximum(MEAN_TO_SIGMA * self._spread, LEAST_SIGMA)
-        faint &= excess >= np.maximum(math.log(RISE), LEAF_SIGMAS * sigma)
-        faint &= rate >= np.maximum(LEAF_FLOOR * LEAST_PER_MINUTE, LEAF_EVENTS)
-        known = ~np.isnan(level) & ~faint.any(axis=0)
-        share = np.maximum(1 / (self._count.max(axis=0) + 1), 1 / FORGET)
-        self._carried += np.where(known, share * (np.nan_to_num(level) - self._carried), 0.0)
-        rest = np.where(np.isnan(away) | faint, self._spread, np.minimum(np.abs(away), CLIP * sigma))
-        self._spread += np.maximum(1 / (self._count + 1), 1 / FORGET) * (rest - self._spread)
-        return np.asarray(faint)
 
     def _works(self, window: Window, layout: PortLayout) -> Bools:
         """Return the ports whose nodes work, bool [L], and forget the past of those with another job, or after a rest.
@@ -202,9 +227,9 @@ class Congestion:
         names = np.array([*window.newest.job_names, None], object)[job]
         forgets = (works & (names != self._job)) | (self._rests >= RESTS)
         self._job = np.where(works, names, self._job)
-        for array in (self._mean, self._var, self._count, self._risen, self._alone, self._faint, self._spread):
+        for array in (self._mean, self._var, self._count, self._risen, self._alone):
             array[:, forgets] = 0.0
-        self._carried[forgets] = 0.0
+        self._faint.forget(forgets)
         return np.asarray(works)
 
     def _grow(self, more: int) -> None:
@@ -217,9 +242,8 @@ class Congestion:
         self._newest, self._last = wider(self._newest, np.nan), wider(self._last, np.nan)
         self._at_ms, self._last_at_ms = np.append(self._at_ms, nothing), np.append(self._last_at_ms, nothing)
         self._mean, self._var, self._count = (wider(of, 0.0) for of in (self._mean, self._var, self._count))
-        self._risen, self._alone, self._faint = (wider(of, 0.0) for of in (self._risen, self._alone, self._faint))
-        self._spread = wider(self._spread, 0.0)
-        self._carried = np.append(self._carried, np.zeros(more))
+        self._risen, self._alone = wider(self._risen, 0.0), wider(self._alone, 0.0)
+        self._faint.grow(more)
         self._rests, self._job = np.append(self._rests, nothing), np.append(self._job, np.full(more, None, object))
 
     def _with_its_job(self, window: Window, layout: PortLayout, away: Floats) -> Floats:
@@ -244,9 +268,9 @@ class Congestion:
         hot: set[int] = set()
         job, _ = _jobs(window, layout)
         leafs = list(self._hot_leafs(window, layout, self._risen, job)) if risen.any() else []
-        if not leafs and (self._faint >= PERSIST).any():
+        if not leafs and (self._faint.minutes >= PERSIST).any():
             in_use = self._rests < ONE_JOB_PERSIST  # an evaluation is no end: its ports could have risen
-            leafs = list(self._hot_leafs(window, layout, self._faint, job, in_use))
+            leafs = list(self._hot_leafs(window, layout, self._faint.minutes, job, in_use))
         for leaf, mine in leafs:
             hot |= set(mine.tolist())  # several leafs at once are what they carry, or what connects them
             if len(leafs) > 1:

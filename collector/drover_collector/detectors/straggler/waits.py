@@ -7,7 +7,7 @@
   sends the rest another way, and the job has become slower.
 
 In both the peers are less active than before; a node with less work, or an expert that is asked less, does not make
-them so. Two nodes are not told apart by SM activity: one that rests looks like one whose peer is busy for longer.
+them so. Two nodes are not distinguished by SM activity: one that rests looks like one whose peer is busy for longer.
 NVIDIA, "DCGM profiling metrics": SM activity counts resident warps, those that spin too; NVLink rates are of payload.
 """
 
@@ -35,7 +35,7 @@ LIGHTER = 0.25  # of that fall: a GPU whose work fell by as much has less to sen
 
 @dataclass(slots=True)
 class Waits:
-    """GPUs of which it was seen that their job became slower with them, bool [G]. They stay so until it is over."""
+    """GPUs whose job became slower when they did, bool [G]. They stay so until it is over."""
 
     host: Bools = field(default_factory=lambda: np.zeros(0, bool))
     nvlink: Bools = field(default_factory=lambda: np.zeros(0, bool))
