@@ -47,6 +47,7 @@ from drover_collector.detectors.straggler.cusum import (
     DUTY,
     FORGET,
     LATE,
+    LEARN,
     NVLINK,
     OF_NODES,
     PAUSE,
@@ -121,6 +122,8 @@ def _resume(window: Window, s: StragglerState) -> None:
                     continue
             s.drifts.mean[channel, mine] = s.drifts.usual[channel, mine] = usual
             s.drifts.count[channel, mine] = FORGET
+            if channel == PAUSE:  # each GPU's part of it: nearly learnt, for the others have no pace yet
+                s.drifts.mean[BUSY_TIME, mine], s.drifts.count[BUSY_TIME, mine] = usual, LEARN - 3
             s.waits.resume(channel, np.array(mine, np.int64), index.gpu_count)
     s.reopened = ()
 
