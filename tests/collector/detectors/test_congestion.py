@@ -33,24 +33,34 @@ def run(
     metric: str = "tx_wait",
     rests: Callable[[int, int], bool] = lambda _node, _minute: False,
     reads: Callable[[int, int], bool] = lambda _node, _bucket: True,
+    per_s: float | None = None,
+    sent: Change | None = None,
 ) -> list[Finding]:
     """Return what is reported of congestion, with noise of 20 % on each port's rate.
 
     Args:
         rests: (node, minute) -> whether its GPUs do nothing. reads: (node, bucket) -> whether its ports are read then.
+        per_s: a healthy port's events. sent: changes the bytes that each port sends a second; None: they are not read.
     """
     index: FleetIndex = small_fleet(NODES, ports=PORTS)
     rng, total = np.random.default_rng(5), np.zeros(NODES * PORTS)
-    usual = PER_S.get(metric, 200.0) * rng.lognormal(0, 1, NODES * PORTS)
+    usual = (per_s or PER_S.get(metric, 200.0)) * rng.lognormal(0, 1, NODES * PORTS)
+    bytes_ = np.zeros(NODES * PORTS)
     held, state, found = Buckets(KEPT), None, []
     jobs = np.repeat(np.array(job_of_node, np.int32), 8)
     for number in range(minutes * 6):
         rate = usual * rng.lognormal(0, 0.2, NODES * PORTS)
         change(number // 6, rate)
         total = total + 10 * rate
+        traffic = np.full(NODES * PORTS, 1e9)
+        if sent is not None:
+            sent(number // 6, traffic)
+        bytes_ = bytes_ + 10 * traffic
 
-        def count(_number: int, link: dict[str, Rates], now: Rates = total) -> None:
+        def count(_number: int, link: dict[str, Rates], now: Rates = total, of_bytes: Rates = bytes_) -> None:
             link[metric] = now.copy()
+            if sent is not None:
+                link["tx_bytes"] = of_bytes.copy()
 
         bucket = training_bucket(index, number, links=count)
         for node in range(NODES):
@@ -94,6 +104,62 @@ def test_a_leaf_whose_ports_all_wait_is_reported_once_for_the_switch() -> None:
     found = run(change)
     assert {(f.cause, f.scope, f.node) for f in found} == {("hot_switch", "leaf", None)}
     assert {name for name, _ in found[0].members} == {"n04", "n05", "n06", "n07"}
+
+
+# Of a port a minute, so few are no congestion: of all ports of a leaf at once they are.
+FEW = [("tx_wait", 1e4), ("out_of_sequence", 0.05), ("cnp_handled", 2.0)]
+
+
+def _more(minute: int, rate: Rates) -> None:
+    if minute >= 15:
+        rate[16:32] *= 12
+
+
+@pytest.mark.parametrize(("metric", "per_s"), FEW)
+def test_few_events_on_all_ports_of_a_leaf_are_its_switch(metric: str, per_s: float) -> None:
+    found = run(_more, metric=metric, per_s=per_s, sent=lambda _minute, _bytes: None)
+    assert {(f.cause, f.scope) for f in found} == {("hot_switch", "leaf")}
+    assert {name for name, _ in found[0].members} == {"n04", "n05", "n06", "n07"}
+
+
+def test_few_events_of_a_leaf_that_carries_as_much_more_are_no_fault() -> None:
+    assert run(_more, per_s=1e4, sent=_more) == []
+
+
+def test_few_events_of_one_port_or_of_a_job_are_no_fault() -> None:
+    def one(minute: int, rate: Rates) -> None:
+        rate[21] *= 12 if minute >= 15 else 1
+
+    assert run(one, per_s=1e4) == []
+    assert run(_more, per_s=1e4, job_of_node=(0,) * 4 + (1,) * 4 + (0,) * 8) == [], "its own traffic"
+
+
+def test_a_job_is_not_its_leaf_while_the_leafs_other_job_pauses() -> None:
+    def half(minute: int, rate: Rates) -> None:
+        if minute >= 15:
+            rate[16:24] *= 12
+
+    def pauses(node: int, minute: int) -> bool:
+        return node in (6, 7) and 20 <= minute < 28
+
+    def three_nodes(minute: int, rate: Rates) -> None:
+        if minute >= 15:
+            rate[16:28] *= 12
+
+    jobs = (-1,) * NODES
+    assert run(half, minutes=45, per_s=1e4, job_of_node=jobs, rests=pauses) == []
+    assert run(three_nodes, minutes=45, per_s=1e4, job_of_node=jobs) != [], "of three in use it is"
+
+
+@pytest.mark.parametrize("job", [1, -1])
+def test_a_job_that_waits_on_another_leaf_too_is_no_hot_switch(job: int) -> None:
+    def more(minute: int, rate: Rates) -> None:
+        if minute >= 15:
+            rate[16:32] *= 12
+            rate[32:36] *= 12  # its last node
+
+    jobs = (-1,) * NODES if job < 0 else (0,) * 4 + (1,) * 5 + (0,) * 7
+    assert "hot_switch" not in {f.cause for f in run(more, minutes=40, job_of_node=jobs)}
 
 
 def test_two_jobs_of_one_leaf_that_both_wait_are_the_switch() -> None:

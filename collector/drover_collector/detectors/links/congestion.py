@@ -7,6 +7,9 @@ ports of the job; where nobody names the job, with all ports.
 - Most ports of a leaf have risen RISE times over their past, and few elsewhere: the leaf switch is hot. A job's ports
   on other leafs must not have risen; a job that is on this leaf only proves it together with another one, or when it
   lasts.
+- Where most ports of a leaf rise together, each needs only a fiftieth of the floor (LEAF_FLOOR): what one port shows by
+  chance, twelve do not. Then what a port sends or receives more of is taken off its rise (`excess`), as a job that
+  talks more waits more.
 - One port of a job has risen, RISE times as much as the job's others: that port, its cable or its switch port.
 - One port of a node waits or retries SIBLINGS times as much as its others, which carry as much or more: that port
   too, without any past. The rails of a node carry the same.
@@ -59,6 +62,11 @@ LEAST_SIGMA = 0.25  # of the logarithm: what a healthy port's minute differs by
 # 50,000 and more.
 LEAST = {"tx_wait": 5e7, "cnp_handled": 10_000.0, "cnp_sent": 10_000.0}
 LEAST_PER_MINUTE = np.array([LEAST.get(metric, 60.0) for metric in METRICS])[:, None]
+LEAF_FLOOR = 0.02  # of LEAST_PER_MINUTE, and at least LEAF_EVENTS: ports that rise together
+LEAF_EVENTS = 3.0
+LEAF_SIGMAS = 2.0  # of each such port's usual deviation, which a slow rise must not widen: at most CLIP of it is learnt
+CLIP = 2.5
+MEAN_TO_SIGMA = 1.2533  # sigma over the mean absolute deviation of normal values
 SIBLINGS, SIBLING_LEAST = 20.0, 10.0  # times the node's other ports, and times LEAST_PER_MINUTE
 SIBLING_PORTS = 4  # of a node, all of one speed
 CARRIES = 0.5, 1.2  # times what the node's other ports carry: another share of the work has other events
@@ -93,6 +101,50 @@ class Congested:
     by_others: Bools
 
 
+class FaintRise:
+    """By how much each port's events rise beyond its traffic, for ports that rise together; [M, L] or [L].
+
+    Attributes:
+        minutes: in a row in which it rose, by less than alone counts too.
+    """
+
+    def __init__(self, ports: int) -> None:
+        shape = len(METRICS), ports
+        self.minutes = np.zeros(shape)
+        self._spread = np.zeros(shape)  # mean absolute deviation of the logarithm of the events, clipped
+        self._carried = np.zeros(ports)  # mean logarithm of the bytes that it carried a minute
+
+    def add_minute(self, rate: Floats, carried: Floats, away: Floats, count: Floats) -> Bools:
+        """Return where a port has more events than its traffic explains, bool [M, L]; and learn its traffic.
+
+        Args:
+            rate, carried: events and bytes of the minute. away, count: of the past's mean, and its minutes.
+        """
+        level = np.log1p(np.fmax(carried[0], carried[1]))
+        more = np.where(np.isnan(level), 0.0, np.maximum(level - self._carried, 0.0))
+        excess = away - more
+        sigma = np.maximum(MEAN_TO_SIGMA * self._spread, LEAST_SIGMA)
+        risen = ~np.isnan(excess) & (count >= LEARN) & (excess >= np.maximum(math.log(RISE), LEAF_SIGMAS * sigma))
+        risen &= rate >= np.maximum(LEAF_FLOOR * LEAST_PER_MINUTE, LEAF_EVENTS)
+        known = ~np.isnan(level) & ~risen.any(axis=0)
+        share = np.maximum(1 / (count.max(axis=0) + 1), 1 / FORGET)
+        self._carried += np.where(known, share * (np.nan_to_num(level) - self._carried), 0.0)
+        rest = np.where(np.isnan(away) | risen, self._spread, np.minimum(np.abs(away), CLIP * sigma))
+        self._spread += np.maximum(1 / (count + 1), 1 / FORGET) * (rest - self._spread)
+        self.minutes = np.where(risen, self.minutes + 1, 0)
+        return np.asarray(risen)
+
+    def forget(self, ports: Bools) -> None:
+        self.minutes[:, ports] = self._spread[:, ports] = 0.0
+        self._carried[ports] = 0.0
+
+    def grow(self, more: int) -> None:
+        """Add ports that follow the known ones."""
+        nothing = np.zeros((len(METRICS), more))
+        self.minutes, self._spread = (np.append(of, nothing, axis=1) for of in (self.minutes, self._spread))
+        self._carried = np.append(self._carried, np.zeros(more))
+
+
 class Congestion:
     """Each port's past of every counter in its node's job, and for how many minutes it has stood out; [M, L] or [L]."""
 
@@ -105,6 +157,7 @@ class Congestion:
         self._mean, self._var, self._count = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         self._risen = np.zeros(shape)  # minutes in a row in which it was over its own past
         self._alone = np.zeros(shape)  # and over its job's other ports
+        self._faint = FaintRise(ports)
         self._rests: Ints = np.zeros(ports, np.int64)  # minutes in a row in which its node did not work
         self._job: npt.NDArray[np.object_] = np.full(ports, None, object)
         self._judged_ms = 0
@@ -145,8 +198,9 @@ class Congestion:
         over_siblings, others = _over_siblings(window, layout, rate, carried)
         over_siblings &= (self._count < LEARN) | (away >= math.log(RISE))  # else it has always been so
         over |= over_siblings
-        lasts = (self._risen >= LASTS) | (self._alone >= LASTS)  # what lasts for hours is how it is now
-        learns = known & ((~risen & ~over_siblings) | lasts)
+        faint = self._faint.add_minute(rate, carried, away, self._count)
+        lasts = np.maximum(self._risen, self._alone) >= LASTS  # what lasts for hours is how it is now
+        learns = known & ((~risen & ~over_siblings & ~faint) | lasts | (self._faint.minutes >= LASTS))
         share = np.where(learns, np.maximum(1 / (self._count + 1), 1 / FORGET), 0.0)
         rest = np.where(known, away, 0.0)
         by_others = over_siblings & ~risen
@@ -175,6 +229,7 @@ class Congestion:
         self._job = np.where(works, names, self._job)
         for array in (self._mean, self._var, self._count, self._risen, self._alone):
             array[:, forgets] = 0.0
+        self._faint.forget(forgets)
         return np.asarray(works)
 
     def _grow(self, more: int) -> None:
@@ -188,6 +243,7 @@ class Congestion:
         self._at_ms, self._last_at_ms = np.append(self._at_ms, nothing), np.append(self._last_at_ms, nothing)
         self._mean, self._var, self._count = (wider(of, 0.0) for of in (self._mean, self._var, self._count))
         self._risen, self._alone = wider(self._risen, 0.0), wider(self._alone, 0.0)
+        self._faint.grow(more)
         self._rests, self._job = np.append(self._rests, nothing), np.append(self._job, np.full(more, None, object))
 
     def _with_its_job(self, window: Window, layout: PortLayout, away: Floats) -> Floats:
@@ -211,7 +267,10 @@ class Congestion:
         held: set[tuple[str, str]] = set()
         hot: set[int] = set()
         job, _ = _jobs(window, layout)
-        leafs = list(self._hot_leafs(window, layout, risen, job)) if risen.any() else []
+        leafs = list(self._hot_leafs(window, layout, self._risen, job)) if risen.any() else []
+        if not leafs and (self._faint.minutes >= PERSIST).any():
+            in_use = self._rests < ONE_JOB_PERSIST  # an evaluation is no end: its ports could have risen
+            leafs = list(self._hot_leafs(window, layout, self._faint.minutes, job, in_use))
         for leaf, mine in leafs:
             hot |= set(mine.tolist())  # several leafs at once are what they carry, or what connects them
             if len(leafs) > 1:
@@ -246,14 +305,23 @@ class Congestion:
                 return same
         return []
 
-    def _hot_leafs(self, window: Window, layout: PortLayout, risen: Bools, job: Ints) -> Iterator[tuple[str, Ints]]:
-        """Yield leafs that are congested whatever their jobs do, with their ports that have risen."""
+    def _hot_leafs(
+        self, window: Window, layout: PortLayout, minutes: Floats, job: Ints, in_use: Bools | None = None
+    ) -> Iterator[tuple[str, Ints]]:
+        """Yield leafs that are congested whatever their jobs do, with their ports that have risen.
+
+        Args:
+            minutes: for which each port has risen, float64 [M, L]. in_use: only these ports of a leaf count, bool [L].
+        """
+        risen = np.asarray((minutes >= PERSIST).any(axis=0))
         if risen.sum() > FLEET_SHARE * len(risen):
             return
         leafs = np.array([port.leaf or window.index.nodes[port.node].leaf for port in layout.ports])
         for leaf in sorted(set(leafs[risen].tolist()) - {""}):
             mine = np.flatnonzero(leafs == leaf)
-            over, rest = mine[risen[mine]], len(risen) - len(mine)
+            rest = len(risen) - len(mine)
+            mine = mine if in_use is None else mine[in_use[mine]]
+            over = mine[risen[mine]]
             outside = int(risen.sum()) - len(over)
             nodes = len(np.unique(layout.of_node[over]))
             most = nodes >= LEAF_NODES and len(over) >= LEAF_SHARE * len(mine)
@@ -261,7 +329,10 @@ class Congestion:
                 continue
             if not rest or outside > ELSEWHERE_SHARE * rest:
                 continue
-            if _not_of_one_job(mine, risen, job) or self._risen[:, over].max(axis=0).min() >= ONE_JOB_PERSIST:
+            if _job_rose_elsewhere(layout, mine, risen, job):
+                continue
+            least = np.median if in_use is not None else np.min  # few events are not in every minute
+            if _not_of_one_job(mine, risen, job) or least(minutes[:, over].max(axis=0)) >= ONE_JOB_PERSIST:
                 yield leaf, over
 
 
@@ -276,6 +347,23 @@ def _not_of_one_job(mine: Ints, risen: Bools, job: Ints) -> bool:
         return True
     elsewhere = (job == jobs[0]) & ~inside
     return elsewhere.any() and bool(risen[elsewhere].mean() <= ELSEWHERE_SHARE)
+
+
+def _job_rose_elsewhere(layout: PortLayout, mine: Ints, risen: Bools, job: Ints) -> bool:
+    """Return True if the only job of what has risen on a leaf's ports has risen on other leafs too: it is the job.
+
+    Where nobody names jobs, a node elsewhere with half of its ports risen may be of the same one.
+    """
+    outside = np.ones(len(risen), bool)
+    outside[mine] = False
+    jobs = np.unique(job[mine[risen[mine]]]).tolist()
+    if len(jobs) != 1:
+        return False
+    if jobs[0] >= 0:
+        elsewhere = outside & (job == jobs[0])
+        return elsewhere.any() and bool(risen[elsewhere].mean() > ELSEWHERE_SHARE)
+    ports = np.bincount(layout.of_node[outside])
+    return bool((np.bincount(layout.of_node[outside & risen], minlength=len(ports)) > NODE_SHARE * ports).any())
 
 
 def _bad_ports(layout: PortLayout, over: Bools, job: Ints, hot: set[int]) -> list[int]:

@@ -26,17 +26,20 @@ from drover_collector.detectors._lib.robust import MAD_TO_SIGMA, Bools
 from drover_collector.detectors.straggler.observation import LONE_SHARE, Observation, zeroed
 from drover_collector.fleet.buckets import Floats
 
-CHANNELS = ("clock", "duty", "dram", "late", "busy")
+CHANNELS = ("clock", "duty", "dram", "late", "busy", "nvlink", "pause")
 METRICS = (("sm_clock_mhz",), ("tensor_active_ratio", "sm_active_ratio"), ("dram_active_ratio",), ("gpu_util_ratio",))
-SIGNS = np.array([-1.0, 1.0, -1.0, 1.0, 1.0])[:, None]  # the direction of a fault
+SIGNS = np.array([-1.0, 1.0, -1.0, 1.0, 1.0, -1.0, -1.0])[:, None]  # the direction of a fault
 # Resolution of each metric, in shares: clocks are in steps of 15 MHz, utilisation in whole percent.
-FLOORS = np.array([0.006, 0.006, 0.008, 0.004, 0.010])[:, None]
-CLOCK, DUTY, DRAM, LATE, BUSY_TIME = range(5)
+FLOORS = np.array([0.006, 0.006, 0.008, 0.004, 0.010, 0.020, 0.004])[:, None]
+CLOCK, DUTY, DRAM, LATE, BUSY_TIME, NVLINK, PAUSE = range(7)
+OF_NODES = (LATE, PAUSE)  # means of a node
 
 # False alarms of one metric alone, before the second sign. HBM traffic and busy time have a fifth of the others', as
 # noise often shows their second signs too: the work did not get less, the peers are less active.
-BUDGETS_PER_1000_GPU_DAYS = (0.25, 0.25, 0.05, 0.25, 0.05)
+BUDGETS_PER_1000_GPU_DAYS = (0.25, 0.25, 0.05, 0.25, 0.05, 0.05, 0.05)
 K = 1.0  # half of the smallest change to be found, in sigmas
+# A late host rests by a hundredth or two, near the noise of a node's mean: half of K finds it in more buckets.
+KS = np.array([K, K, K, K, K, K, K / 2])[:, None]
 CLIP = 4.0  # makes a detection take at least three buckets
 KEEP = 6.0  # over h: the number of quiet buckets until a detection ends
 LEARN = 12  # buckets of a job until its offsets are known: 2 min at 10 s
@@ -48,6 +51,7 @@ ROUNDING = 0.6  # of that step: it may round the same way for hours
 FORGET = 720  # buckets over which an offset is forgotten: 2 h at 10 s
 NO_WORK = 0.01  # of the peers' value, and less
 LEAST_WORK = 0.05  # tensor duty or HBM traffic of a group: a hanging one shows 0 to 2 %, where ratios are only rounding
+LEAST_NVLINK = 2e8  # bytes per second of a group's median GPU: with less its NVLinks delay nobody
 SMOOTH = 0.15  # of `recent`: about 6 buckets
 SPIKE = 0.04  # most that one bucket may change it
 
@@ -117,7 +121,10 @@ class Drifts:
         x = _inputs(now)
         self._change_source(now, x)
         newest = now.window.newest
-        self.h = tuple(threshold(newest.length_ms, budget) for budget in BUDGETS_PER_1000_GPU_DAYS)
+        self.h = tuple(
+            threshold(newest.length_ms, budget, k)
+            for budget, k in zip(BUDGETS_PER_1000_GPU_DAYS, KS[:, 0].tolist(), strict=True)
+        )
         h = np.array(self.h)[:, None]
         known = ~np.isnan(x) & now.judged
         x = np.where(known, x, 0.0)
@@ -132,12 +139,13 @@ class Drifts:
         z = np.clip(SIGNS * rest / sigma, -CLIP, CLIP)
         tested = known & (self.count >= LEARN)
         before = self.score
-        self.score = np.where(tested, np.clip(before + z - K, 0.0, h + KEEP), before)
+        self.score = np.where(tested, np.clip(before + z - KS, 0.0, h + KEEP), before)
         self.since_ms[(before == 0) & (self.score > 0)] = newest.start_ms
         first = known & (self.count == 0)
         step = SMOOTH * np.clip(x - self.recent, -SPIKE, SPIKE)
         self.recent = np.where(first, x, np.where(known, self.recent + step, self.recent))
         calm = (self.score < h / 4) & ~slow
+        calm[BUSY_TIME] &= calm[PAUSE]
         rate = np.where(known & calm, np.maximum(1 / (self.count + 1), 1 / FORGET), 0.0)
         self.mean = self.mean + rate * rest
         self.work = self.work + rate * np.where(known[DUTY], x[DUTY] - self.work, 0.0)
@@ -162,11 +170,12 @@ class Drifts:
         before = self.pace[2]
         after = np.where(np.isnan(before), now.has_duty, before + SMOOTH * (now.has_duty - before))
         self.pace[2] = np.where(now.judged, after, before)
-        x[BUSY_TIME, now.judged & (now.has_duty != (after > 0.5))] = np.nan
+        other = now.judged & (now.has_duty != (after > 0.5))
+        x[BUSY_TIME, other] = x[PAUSE, other] = np.nan
         changed = now.judged & ~np.isnan(before) & ((before > 0.5) != (after > 0.5))
         if changed.any():
             for array in (self.mean, self.var, self.count, self.score, self.recent, self.last, self.alike, self.work):
-                array[BUSY_TIME, changed] = 0.0
+                array[BUSY_TIME, changed] = array[PAUSE, changed] = 0.0
             self.pace[:2, changed] = 0.0
 
     def _follow_pace(self, now: Observation, rate: Floats) -> None:
@@ -177,7 +186,8 @@ class Drifts:
         away = np.where(self.count[BUSY_TIME] >= LEARN, level - active, np.nan)
         fell = zeroed(now.grouping.spread(now.grouping.medians(away[None])[0][0]))
         self.pace[1] += SMOOTH * (np.clip(fell, -1.0, 1.0) - self.pace[1])
-        suspects = np.flatnonzero(now.judged & (self.score[BUSY_TIME] > self.h[BUSY_TIME] / 4))
+        suspect = np.any([self.score[of] > self.h[of] / 4 for of in (BUSY_TIME, NVLINK, PAUSE)], axis=0)
+        suspects = np.flatnonzero(now.judged & suspect)
         waiting = np.isin(now.groups, now.groups[suspects])  # for one of them, perhaps: that is not their level
         learns = (rate > 0) & ~waiting
         self.pace[0] = np.where(learns, level + rate * (active - level), level)
@@ -211,7 +221,7 @@ class Drifts:
                 continue
             gpus = np.flatnonzero(high)
             # A host is late for all its GPUs.
-            most = 0.5 if channel == LATE else np.maximum(LONE_SHARE, 2 / now.size[now.groups[gpus]])
+            most = 0.5 if channel in OF_NODES else np.maximum(LONE_SHARE, 2 / now.size[now.groups[gpus]])
             many = gpus[(now.share(gpus) > most) & ~now.one_node(gpus)]
             if not len(many):
                 continue
@@ -234,7 +244,10 @@ def _inputs(now: Observation) -> Floats:
     duty = np.where(np.isnan(tensor), sm, np.where(np.isnan(sm), tensor, (tensor + sm) / 2))
     duty = np.where(now.has_duty, duty, traffic)
     gap = now.medians["gpu_util_ratio"] - now.values["gpu_util_ratio"]
-    x = np.array([clock, duty, dram, of_node(now, gap), _busy(now, sm, tensor, dram, traffic)])
+    busy = _busy(now, sm, tensor, dram, traffic)
+    pause = of_node(now, busy)
+    pause = pause - now.grouping.spread(now.grouping.medians(pause[None])[0][0])  # a late node moves the GPUs' median
+    x = np.array([clock, duty, dram, of_node(now, gap), busy, _nvlink(now), pause])
     x[~np.isfinite(x)] = np.nan
     return x
 
@@ -251,6 +264,14 @@ def _busy(now: Observation, sm: Floats, tensor: Floats, dram: Floats, traffic: F
     of_memory = now.medians.get("memory_util_ratio", traffic)
     busy = np.where(now.has_duty, sm - np.where(np.isnan(used), dram, used), traffic)
     return np.asarray(np.where(waits | (~now.has_duty & ~(of_memory >= LEAST_WORK)), np.nan, busy))
+
+
+def _nvlink(now: Observation) -> Floats:
+    """Return what each GPU's NVLinks carry, over the peers': a log ratio [G]; NaN where its job hardly uses them."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        rates = np.fmin(now.ratio("nvlink_tx_bytes_per_s"), now.ratio("nvlink_rx_bytes_per_s"))
+        used = np.fmax(now.medians["nvlink_tx_bytes_per_s"], now.medians["nvlink_rx_bytes_per_s"])
+        return np.asarray(np.where(used >= LEAST_NVLINK, np.log(np.maximum(rates, NO_WORK)), np.nan))
 
 
 def _floors(now: Observation) -> Floats:

@@ -47,6 +47,10 @@ from drover_collector.detectors.straggler.cusum import (
     DUTY,
     FORGET,
     LATE,
+    LEARN,
+    NVLINK,
+    OF_NODES,
+    PAUSE,
     Drifts,
     of_node,
 )
@@ -58,6 +62,7 @@ from drover_collector.detectors.straggler.texts import (
     finding,
     node_finding,
 )
+from drover_collector.detectors.straggler.waits import Waits
 from drover_collector.fleet.buckets import Floats
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import Finding, Incident
@@ -90,6 +95,7 @@ class StragglerState:
     stages: Stages = field(default_factory=Stages)
     # The pipeline stage with which alone each GPU is compared, [G]; -1: with its whole job.
     split: Codes = field(default_factory=lambda: np.zeros(0, np.int32))
+    waits: Waits = field(default_factory=Waits)
 
 
 def restored(incidents: Sequence[Incident], _index: FleetIndex | None = None, _started_ms: int = 0) -> StragglerState:
@@ -107,7 +113,7 @@ def _resume(window: Window, s: StragglerState) -> None:
         usuals: Mapping[str, float] = incident.snapshot_of(NAME).get("usual", {})
         for name, value in usuals.items():
             channel = CHANNELS.index(name)
-            mine = [g for g in gpus if incident.gpu in (None, int(index.gpu_slot[g])) or channel == LATE]
+            mine = [g for g in gpus if incident.gpu in (None, int(index.gpu_slot[g])) or channel in OF_NODES]
             mine = [g for g in mine if window.job_of(g) == incident.job]
             usual = value if channel == LATE else float(np.log(max(value, 1e-3)))
             if channel == DUTY:
@@ -116,6 +122,9 @@ def _resume(window: Window, s: StragglerState) -> None:
                     continue
             s.drifts.mean[channel, mine] = s.drifts.usual[channel, mine] = usual
             s.drifts.count[channel, mine] = FORGET
+            if channel == PAUSE:  # each GPU's part of it: nearly learnt, for the others have no pace yet
+                s.drifts.mean[BUSY_TIME, mine], s.drifts.count[BUSY_TIME, mine] = usual, LEARN - 3
+            s.waits.resume(channel, np.array(mine, np.int64), index.gpu_count)
     s.reopened = ()
 
 
@@ -150,6 +159,8 @@ def detect(window: Window, state: StragglerState | None, now_ms: int) -> tuple[l
     limits = limits_of(now, s.limits)
     s.free = np.where(limits.pressed, 0, s.free + 1)
     large, small = large_effects(now, limits, s.drifts, s.free), small_effects(now, limits, s.drifts, s.free)
+    small["nvlink"] = s.waits.slow_nvlinks(now, s.drifts)
+    small["host"] = small["host"] | s.waits.late_hosts(now, s.drifts)
     _leave_stages_out(now, s, large, small)
     for cause, flags in large.items():
         # A bucket that cannot be judged neither adds to a streak nor ends it.
@@ -212,7 +223,15 @@ def could_not_judge(window: Window) -> list[str]:
     return result
 
 
-_TESTED = {"thermal": CLOCK, "power_cap": CLOCK, "clock": CLOCK, "hbm": DRAM, "host": LATE, "unexplained": BUSY_TIME}
+_TESTED = {
+    "thermal": CLOCK, "power_cap": CLOCK, "clock": CLOCK, "hbm": DRAM, "host": LATE, "nvlink": NVLINK,
+    "unexplained": BUSY_TIME,
+}  # fmt: skip
+
+
+def _channel(s: StragglerState, cause: str, g: int) -> int | None:
+    """Return the channel that a cause was found by; None: it has none."""
+    return PAUSE if cause == "host" and s.waits.host[g] else _TESTED.get(cause)
 
 
 def _findings(
@@ -239,7 +258,7 @@ def _findings(
                 since_ms = past.onset_ms(cause, g, len(window.buckets) - run, s.drifts)
                 s.since_ms[cause, g] = since_ms
             elif not fast[g]:
-                since_ms = int(s.drifts.since_ms[_TESTED[cause], g]) or window.newest.start_ms
+                since_ms = int(s.drifts.since_ms[_channel(s, cause, g), g]) or window.newest.start_ms
                 s.since_ms.setdefault((cause, g), since_ms)
         for n in sorted(set(nodes)):
             gpus = [g for g, node in zip(flagged, nodes, strict=True) if node == n]
@@ -300,21 +319,23 @@ def _slow(now: Observation, s: StragglerState, cause: str, g: int) -> Slow:
     jobs, size = now.window.newest.jobs, int(now.size[now.groups[g]])
     if s.split[g] >= 0:  # the whole pipeline waits
         size = int(np.count_nonzero(now.judged & (jobs == jobs[g])))
+    if cause in ("host", "nvlink") and _channel(s, cause, g) in (PAUSE, NVLINK):
+        waiting = max(waiting, 1 - float(np.exp(-s.drifts.fell[g])))
     return Slow(
         cause, s.since_ms[cause, g], now.grouping, size, min(max(waiting, 0.0), 1.0) if waiting == waiting else 0.0,
-        _usual(now, s.drifts, cause, g), s.stages.words([g]), bool(s.split[g] >= 0),
+        _usual(now, s, cause, g), s.stages.words([g]), bool(s.split[g] >= 0),
     )  # fmt: skip
 
 
-def _usual(now: Observation, drifts: Drifts, cause: str, g: int) -> dict[str, float]:
+def _usual(now: Observation, s: StragglerState, cause: str, g: int) -> dict[str, float]:
     """Return the usual value that the test of a cause has learnt of a GPU, and its duty at that time."""
-    channel = _TESTED.get(cause)
+    channel, drifts = _channel(s, cause, g), s.drifts
     if channel is None or np.isnan(drifts.usual[channel, g]):
         return {}
     mean = float(drifts.usual[channel, g])
     usual = {CHANNELS[channel]: mean if channel == LATE else float(np.exp(mean))}
     work = drifts.usual[DUTY] if channel == CLOCK else drifts.usual_work[channel]
-    work = of_node(now, work) if channel == LATE else work
+    work = of_node(now, work) if channel in OF_NODES else work
     return usual | ({} if np.isnan(work[g]) else {CHANNELS[DUTY]: float(np.exp(work[g]))})
 
 

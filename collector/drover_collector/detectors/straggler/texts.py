@@ -28,6 +28,7 @@ _DOES: Mapping[str, str] = {
     "sm_clock_mhz": "runs its SMs at", "memory_clock_mhz": "runs its HBM at", "dram_active_ratio": "moves HBM data for",
     "pcie_width": "has a PCIe link of", "pcie_generation": "has a PCIe link of generation",
     "nvlink_active_links": "has this many NVLinks up:", "gpu_util_ratio": "has a kernel running for",
+    "nvlink_tx_bytes_per_s": "sends over NVLink at", "sm_active_ratio": "has its SMs active for",
 }  # fmt: skip
 # cause -> (why, what to do, the metrics that show it: the summary has the first one below the peers')
 CAUSES: Mapping[str, tuple[str, str, tuple[str, ...]]] = {
@@ -82,6 +83,8 @@ USUAL: Mapping[str, str] = {
     "clock": "before, its clock was {:.1%} of its peers'", "duty": "before, its duty was {:.1%} of its peers'",
     "dram": "before, its HBM traffic was {:.1%} of its peers'",
     "busy": "before, its busy time for the same work was {:.1%} of its peers'",
+    "nvlink": "before, its NVLink traffic was {:.1%} of its peers'",
+    "pause": "before, its node's busy time for the same work was {:.1%} of its peers'",
     "late": "before, its node was without a kernel for {:+.1%} of the time against its peers",
 }  # fmt: skip
 
@@ -126,12 +129,16 @@ def _finding(
     window: Window, g: int, slow: Slow, now_ms: int, scope: str, node: str, gpu: int | None, where: str
 ) -> Finding:
     why, advice, metrics = CAUSES[slow.cause]
+    if slow.cause == "nvlink" and "nvlink" in slow.usual:
+        why = "its NVLinks carry less than before for the same work"
     job = window.job_of(g)
     evidence = evidence_of(window, g, slow, metrics)
     of = f"its pipeline stage of {job_named(str(job))}" if slow.of_stage else job_named(str(job))
     what = "is slower than its peers"
     for item in evidence:
         name = item.metric or ""
+        if name == "sm_active_ratio" and slow.cause != "host":  # elsewhere a slow GPU's are active for longer
+            continue
         if name in _DOES and item.value is not None and item.expected is not None and item.value < item.expected:
             metric = BY_NAME[name]
             what = (
