@@ -380,10 +380,34 @@ def test_a_fan_that_turns_too_slowly_for_the_heat_of_its_node_is_reported() -> N
         return run({}, 190, change=change)
 
     (found,) = {f.summary for f in played(2500, 66)}
-    assert found == "Node n00: a fan turns at 2,500 rpm, and usually at 6,000 or more."
+    assert found == "Node n00: a fan turns at 2,500 rpm; with such heat 6,000 or more is usual."
     assert played(4500, 66) == []  # a cooler room
     assert played(2500, 30) == []  # at rest it may turn as slowly as it likes: nothing is known of that
     assert played(2500, 66, nodes=6) == []  # a setting of all
+
+
+def test_a_fan_slower_than_those_of_like_nodes_with_no_more_power_is_reported() -> None:
+    def played(rpm: float, watts: float = 400.0, share: float = 1.0, nodes: int = 8) -> list[Finding]:
+        """All nodes turn at their lowest speed; from bucket 100 on a fan of n00 is slower, at its core's usual heat."""
+
+        def change(number: int, gpu: Columns, node: Columns) -> None:
+            node["fan_min_rpm"] = np.where(np.arange(8) < nodes, 4400.0, np.nan)
+            gpu["power_w"][:], gpu["gpu_temp_c"][:] = 400.0, 50.0
+            if number >= 100:
+                # A ramp of ten minutes, after which its own past says nothing any more.
+                node["fan_min_rpm"][0] = max(rpm, 4400.0 - (4400.0 - rpm) * (number - 100) / 60)
+                gpu["power_w"][:8] = watts
+            gpu["power_w"][8:] *= share
+            node["fan_min_rpm"][1:] *= 1.0 if share == 1.0 else 2.0
+
+        return run({}, 260, change=change)
+
+    (found,) = {f.summary for f in played(2900)}
+    assert found == "Node n00: a fan turns at 2,900 rpm; with such heat 4,400 or more is usual."
+    assert played(3500) == []  # a cooler room
+    assert played(2900, watts=90.0) == []  # its GPUs have less power than the others ever had
+    assert played(2900, share=1.6) == []  # the others turn faster because they have more power
+    assert played(2900, nodes=3) == []  # too few to say
 
 
 def test_fans_that_ran_at_full_or_need_minutes_to_follow_the_heat_are_not_reported() -> None:

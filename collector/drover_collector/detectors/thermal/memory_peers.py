@@ -72,7 +72,7 @@ class MemoryPeers:
         """Judge a block, and learn from it.
 
         Args:
-            seen: HBM and core, degC; load, of the power limit; traffic, of the HBM's bandwidth. [4, G], NaN where unknown.
+            seen: HBM and core, degC; load, of the power limit; traffic, of the bandwidth. [4, G], NaN where unknown.
             moved: by how much the load differs from the last block's, [G].
             held: not to be learnt from, as it may be too warm, bool [G].
         """
