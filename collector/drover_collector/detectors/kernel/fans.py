@@ -122,7 +122,9 @@ class Fans:
             row = step[nodes]
             own = means[row, nodes]
             others = np.where(own <= slowest[row, 0], slowest[row, 1], slowest[row, 0])
-            enough = np.isfinite(slowest[row, TURNING_NODES]) & np.isfinite(others) & (fastest[nodes] >= LEARNS * others)
+            enough = (
+                np.isfinite(slowest[row, TURNING_NODES]) & np.isfinite(others) & (fastest[nodes] >= LEARNS * others)
+            )
             least[nodes] = np.where(known[nodes] & enough, others, np.nan)
         learns = known & ~(self.speed.value < LEARNS * least)
         self._learn(self.power_mean, self.power_seen_ms, step, np.flatnonzero(learns), window.newest.length_ms)
