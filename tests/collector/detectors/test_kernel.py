@@ -386,6 +386,16 @@ def test_a_fan_that_turns_too_slowly_for_the_heat_of_its_node_is_reported() -> N
     assert played(2500, 66, nodes=6) == []  # a setting of all
 
 
+@pytest.mark.parametrize(("watts", "found"), [(400.0, True), (90.0, False)])
+def test_where_utilisation_is_not_read_power_says_that_a_node_works(watts: float, found: bool) -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu.pop("gpu_util_ratio", None)
+        gpu["power_w"][:], gpu["power_limit_w"] = watts, np.full(64, 700.0)
+        node["fan_min_rpm"] = np.where((np.arange(8) == 5) & (number >= 3), 0.0, 5400.0)
+
+    assert bool(run({}, 20, change=change)) is found
+
+
 def test_a_fan_slower_than_those_of_like_nodes_with_no_more_power_is_reported() -> None:
     def played(rpm: float, watts: float = 400.0, share: float = 1.0, nodes: int = 8) -> list[Finding]:
         """All nodes turn at their lowest speed; from bucket 100 on a fan of n00 is slower, at its core's usual heat."""

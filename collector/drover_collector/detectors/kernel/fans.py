@@ -14,6 +14,7 @@ from drover_collector.detectors.kernel.shortage import Held
 from drover_collector.fleet.buckets import Floats
 
 WORKS = 0.2  # of the time, the busiest GPU: at rest a controller may stop fans, and other heat than GPUs' sets them
+WORKS_POWER = 0.3  # of its limit, where utilisation is not read: boards at rest have a tenth to a fifth
 TURNING_NODES = 3  # of the same kind, whose fans all turn: without so many the node's own past must show it
 # A controller turns fans faster with more heat. All limits are our own: a cooler room slows fans by less.
 # Of the slowest mean speed that this node had, with any core. A warmer core needs a faster fan, so what is slower than
@@ -144,9 +145,9 @@ class Fans:
 
 
 def _works(window: Window) -> Bools:
-    """Return the nodes with a busy GPU, bool [N]."""
+    """Return the nodes with a busy GPU, bool [N]. Where utilisation is not read, its power says so."""
+    busy, power, limit = (column(window, name) for name in ("gpu_util_ratio", "power_w", "power_limit_w"))
     works = np.zeros(window.index.node_count, bool)
-    busy = window.newest.gpu.get("gpu_util_ratio")
-    if busy is not None:
-        works[window.index.gpu_node[busy >= WORKS]] = True
+    working = np.where(np.isnan(busy), power >= WORKS_POWER * limit, busy >= WORKS)
+    works[window.index.gpu_node[working]] = True
     return works
