@@ -69,7 +69,7 @@ def test_a_bad_pad_is_found_at_a_load_that_is_new_and_in_the_first_half_hour(wor
     assert found[BAD] <= (10 if work is begins else bad_from) + 6
 
 
-def test_where_the_traffic_is_unknown_a_rise_of_less_than_8_degc_says_nothing() -> None:
+def test_where_the_traffic_is_unknown_a_rise_of_less_than_10_degc_says_nothing() -> None:
     def blind(worse: float) -> set[int]:
         of_node = played(begins, 1, worse=worse, bad_from=12)
         return set(hot((memory, core, load, np.full(len(load), np.nan)) for memory, core, load, _ in of_node))

@@ -33,7 +33,7 @@ MEMORY = 48  # blocks of forgetting, so that the doubt never vanishes
 ALLOWED_C = 1.5
 LEAST_C = 5.0  # a smaller rise is not reported
 SURE = 3.0  # nor one of less than so many deviations of the line
-BLIND_C = 8.0  # where the traffic is unknown
+BLIND_C = 10.0  # where the traffic is unknown, which warms HBM by itself
 SAME_TRAFFIC = 0.15  # of the HBM's bandwidth, within which mates do the same
 LEAST_LOAD = 0.1  # of the power limit
 OWN_LIMIT_C = 4.0  # a mate's own offset counts up to this, so that a bad one is no better than it is
@@ -77,7 +77,8 @@ class MemoryPeers:
             held: not to be learnt from, as it may be too warm, bool [G].
         """
         memory, core, load, traffic = seen
-        line = np.linalg.solve(self._squares, self._products[:, :, None])[:, :, 0]
+        spread = np.linalg.inv(self._squares)
+        line = np.einsum("gij,gj->gi", spread, self._products)
         blind = np.isnan(traffic)
         work = np.where(blind, load, traffic)
         known = ~np.isnan(memory) & ~np.isnan(core) & (load >= LEAST_LOAD)
@@ -87,7 +88,7 @@ class MemoryPeers:
         over_c, core_over_c = memory - of_mates[0], core - of_mates[1]
         known &= ~np.isnan(over_c) & ~np.isnan(core_over_c)
         row = np.where(known[:, None], np.stack([np.ones_like(load), work, core_over_c], axis=1), 0.0)
-        doubt = (row * np.linalg.solve(self._squares, row[:, :, None])[:, :, 0]).sum(axis=1)
+        doubt = np.einsum("gi,gij,gj->g", row, spread, row)
         noise = FIT_NOISE_C**2 + (UNSTEADY_C * np.nan_to_num(moved)) ** 2
         warmer_c = np.where(known, over_c - (row * line).sum(axis=1), np.nan)
         z = self.test.step(block, warmer_c - ALLOWED_C, noise + doubt, known)
