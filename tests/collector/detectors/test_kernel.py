@@ -396,7 +396,7 @@ def test_where_utilisation_is_not_read_power_says_that_a_node_works(watts: float
     assert bool(run({}, 20, change=change)) is found
 
 
-def test_a_fan_slower_than_those_of_like_nodes_with_no_more_power_is_reported() -> None:
+def test_a_fan_slower_than_those_of_like_nodes_with_at_most_its_power_is_reported() -> None:
     def played(rpm: float, watts: float = 400.0, share: float = 1.0, nodes: int = 8) -> list[Finding]:
         """All nodes turn at their lowest speed; from bucket 100 on a fan of n00 is slower, at its core's usual heat."""
 
@@ -404,7 +404,7 @@ def test_a_fan_slower_than_those_of_like_nodes_with_no_more_power_is_reported() 
             node["fan_min_rpm"] = np.where(np.arange(8) < nodes, 4400.0, np.nan)
             gpu["power_w"][:], gpu["gpu_temp_c"][:] = 400.0, 50.0
             if number >= 100:
-                # A ramp of ten minutes, after which its own past says nothing any more.
+                # A ramp of ten minutes, after which its own past has followed.
                 node["fan_min_rpm"][0] = max(rpm, 4400.0 - (4400.0 - rpm) * (number - 100) / 60)
                 gpu["power_w"][:8] = watts
             gpu["power_w"][8:] *= share
@@ -455,10 +455,11 @@ def test_fans_that_cool_something_else_or_are_read_once_are_not_reported() -> No
     assert run({}, 130, change=once) == []
 
 
-def test_a_slow_fan_stays_one_over_a_restart() -> None:
+@pytest.mark.parametrize("slow_rpm", [2500.0, 4200.0], ids=["by its past", "by like nodes"])
+def test_a_slow_fan_stays_one_over_a_restart(slow_rpm: float) -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         node["fan_min_rpm"] = np.full(8, 6000.0)
-        node["fan_min_rpm"][0] = 2500.0 if number >= 100 else 6000.0
+        node["fan_min_rpm"][0] = slow_rpm if number >= 100 else 6000.0
 
     windows, state, found = list(play(small_fleet(), 300, change)), None, []
     for window, now_ms in windows[:190]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,9 +23,9 @@ STEPS, STEP_C, COOLEST_C = 8, 8.0, 26.0  # of the node's hottest core, which fan
 LEARN_MS = 900_000  # at such a step, before it counts
 LEARNS = 0.85  # of that speed: a slower fan is not learnt from
 FORGET_MS = 7_200_000
-# Of the slowest mean speed that other nodes of its kind had with no more power: a controller has a lowest speed, and
-# above it turns fans faster with more heat. What is left is the room: air that is 5 degC cooler under a core 45 degC
-# above it needs 12 % less flow (R goes with flow^-0.8), and speeds of one model differ by some percent.
+# Of the slowest mean speed that other nodes of its kind had with at most its power. A controller has a lowest speed,
+# and above it turns fans faster with more heat. What is left is the room: air that is 5 degC cooler under a core 45
+# degC above it needs 12 % less flow (R goes with flow^-0.8), and speeds of one model differ by some percent.
 SLOW_OF_ALIKE = 0.75
 STEP_W = 100.0  # of the mean power of the node's GPUs, for this comparison
 
@@ -39,16 +38,17 @@ class Fans:
         speed: in rpm. turned: whether it has turned, bool [N].
         reopened: node with a slow fan before a restart -> its speed before that.
         mean, seen_ms: its mean speed at each step of heat, and how long it was seen there, float64 [STEPS, N].
-        power_mean, power_seen_ms: the same for each step of power.
+        power_mean, power_seen_ms: the same for each step of power. kinds: the nodes of each SKU and pool.
     """
 
     speed: Held = field(default_factory=Held)
     turned: Bools = field(default_factory=lambda: np.zeros(0, bool))
-    reopened: Mapping[str, float] = field(default_factory=dict)
+    reopened: dict[str, float] = field(default_factory=dict)
     mean: Floats = field(default_factory=lambda: np.zeros((STEPS, 0)))
     seen_ms: Floats = field(default_factory=lambda: np.zeros((STEPS, 0)))
     power_mean: Floats = field(default_factory=lambda: np.zeros((STEPS, 0)))
     power_seen_ms: Floats = field(default_factory=lambda: np.zeros((STEPS, 0)))
+    kinds: list[Ints] = field(default_factory=list)
 
     def bad(self, window: Window) -> tuple[Floats, Floats]:
         """Take the newest bucket.
@@ -64,6 +64,8 @@ class Fans:
             self.turned = np.zeros(count, bool)
             self.mean, self.seen_ms = np.full((STEPS, count), np.nan), np.zeros((STEPS, count))
             self.power_mean, self.power_seen_ms = self.mean.copy(), self.seen_ms.copy()
+            names = np.array([f"{node.sku}|{node.pool}" for node in window.index.nodes])
+            self.kinds = [np.flatnonzero(names == name) for name in np.unique(names)]
             for name, rpm in self.reopened.items():
                 n = window.index.node_number.get(name)
                 if n is not None:
@@ -71,13 +73,23 @@ class Fans:
         self.speed.read(window, speed)
         least = self._least(window, ~np.isnan(speed))
         slow = (speed > 0) & (speed < SLOW * least)
-        known = [window.index.node_number[name] for name in self.reopened if name in window.index.node_number]
-        slow[known] |= ((speed > 0) & (speed < SLOW_OF_ALIKE * least))[known]
+        slow |= self._still_slow(window, speed, least)
         alike = self._least_of_alike(window, ~np.isnan(speed))
         # In a colder room a core is cold, and needs less air: the node must have been seen with one no warmer.
         slow_of_alike = (speed > 0) & (speed < SLOW_OF_ALIKE * alike) & ~np.isnan(least)
         bad = (self._stopped(window) | slow | slow_of_alike) & _works(window)
         return np.where(np.isnan(speed), np.nan, bad), np.where(slow_of_alike, alike, least)
+
+    def _still_slow(self, window: Window, speed: Floats, least: Floats) -> Bools:
+        """Return the nodes that were reported before a restart and still are slow, bool [N]."""
+        result = np.zeros(len(speed), bool)
+        for name in tuple(self.reopened):
+            n = window.index.node_number.get(name)
+            if n is None or speed[n] >= LEARNS * least[n]:
+                del self.reopened[name]  # it is repaired
+            else:
+                result[n] = 0 < speed[n] < SLOW_OF_ALIKE * least[n]
+        return result
 
     def _least(self, window: Window, read: Bools) -> Floats:
         """Return the slowest mean speed of each node at any step of heat, [N]; NaN while unknown. Learn."""
@@ -102,7 +114,7 @@ class Fans:
         seen_ms[at] = seen + length
 
     def _least_of_alike(self, window: Window, read: Bools) -> Floats:
-        """Return the slowest mean speed that other nodes of each one's kind had with no more power, [N]. Learn.
+        """Return the slowest mean speed that other nodes of each one's kind had with at most its power, [N]. Learn.
 
         NaN with fewer than TURNING_NODES of them, or where the node itself has never turned about as fast.
         """
@@ -111,16 +123,13 @@ class Fans:
         known = ~np.isnan(watts) & read & (self.speed.value > 0)
         step: Ints = np.clip(np.nan_to_num(watts) / STEP_W, 0, STEPS - 1).astype(np.int64)
         means = np.where(self.power_seen_ms >= LEARN_MS, self.power_mean, np.inf)
-        means = np.minimum.accumulate(means, axis=0)  # with no more power
+        means = np.minimum.accumulate(means, axis=0)  # with at most this power
         fastest = np.where(self.power_seen_ms >= LEARN_MS, self.power_mean, 0.0).max(axis=0)
-        kinds = np.array([f"{node.sku}|{node.pool}" for node in index.nodes])
         least = np.full(index.node_count, np.nan)
-        for kind in np.unique(kinds[known]):
-            nodes = np.flatnonzero(kinds == kind)
-            slowest = np.sort(means[:, nodes], axis=1)
-            if slowest.shape[1] <= TURNING_NODES:
+        for nodes in self.kinds:
+            if len(nodes) <= TURNING_NODES:
                 continue
-            row = step[nodes]
+            slowest, row = np.partition(means[:, nodes], range(TURNING_NODES + 1), axis=1), step[nodes]
             own = means[row, nodes]
             others = np.where(own <= slowest[row, 0], slowest[row, 1], slowest[row, 0])
             enough = (

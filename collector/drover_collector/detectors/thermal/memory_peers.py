@@ -26,6 +26,7 @@ Ints = npt.NDArray[np.int64]
 # Of healthy ones: o, degC; s, degC at full traffic, where HBM is 15 to 25 degC above its core, and pads differ by some
 # 20 %; c, degC per degC of the core.
 EXPECTED, SPREADS = np.array([0.0, 0.0, 0.75]), np.array([2.0, 5.0, 0.15])
+BOUND = 2.5  # spreads: a line farther off is a slow rise that was learnt, and no healthy GPU's
 FIT_NOISE_C = 0.7  # of a block: two sensors in whole degrees
 UNSTEADY_C = 8.0  # and for a load that moved by one limit since the last block: HBM cools later than the core
 MEMORY = 48  # blocks of forgetting, so that the doubt never vanishes
@@ -79,6 +80,7 @@ class MemoryPeers:
         memory, core, load, traffic = seen
         spread = np.linalg.inv(self._squares)
         line = np.einsum("gij,gj->gi", spread, self._products)
+        line = np.clip(line, EXPECTED - BOUND * SPREADS, EXPECTED + BOUND * SPREADS)
         blind = np.isnan(traffic)
         work = np.where(blind, load, traffic)
         known = ~np.isnan(memory) & ~np.isnan(core) & (load >= LEAST_LOAD)
