@@ -78,6 +78,27 @@ def test_where_the_traffic_is_unknown_a_rise_of_less_than_10_degc_says_nothing()
     assert blind(1.2) == {BAD}
 
 
+def even(_block: int, rng: np.random.Generator) -> np.ndarray:
+    """One job for ever."""
+    return 0.6 * rng.normal(1, 0.02, NODES * GPUS)
+
+
+def test_a_core_that_is_cooled_well_again_makes_no_fault_of_its_hbm() -> None:
+    """Its HBM is 10 degC warmer against the core than in the hour before, and no warmer than its mates say."""
+    healthy, warm = list(played(even, 2)), list(played(even, 2, core_c=40.0))
+    assert hot(iter(healthy[:50] + warm[:100] + healthy[50:])) == {}
+
+
+def test_mates_whose_line_is_not_known_yet_do_not_end_what_was_hot_before_a_restart() -> None:
+    heat, values = MemoryHeat(NODE), list(played(even, 2, worse=0.8, bad_from=14))
+    assert set(hot(iter(values), heat)) == {BAD}
+    after = MemoryHeat(NODE)
+    after.restore(BAD, heat.usual(BAD), heat.since_ms(BAD))
+    for number, (memory, core, load, traffic) in enumerate(values[90:]):
+        after.advance(number * BUCKET_MS + 1, memory, core, load, traffic)
+        assert after.hot[BAD]
+
+
 def test_hbm_that_only_its_mates_call_hot_stays_so_after_a_restart() -> None:
     before, values = MemoryHeat(NODE), list(played(begins, 1, worse=1.8, bad_from=10))
     hot(iter(values[:100]), before)

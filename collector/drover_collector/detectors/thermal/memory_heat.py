@@ -161,7 +161,7 @@ class MemoryHeat:
         self.peers.add_block(block, np.array([core + apart, core, load, work]), moved, self.test.suspect)
         hot = self.test.passed & judged & (warmer_c >= np.where(self._blind, BLIND_C, LEAST_C))
         # A core that is cooled well again leaves its HBM warmer against it: the mates, whose cores stay, know.
-        hot &= ~(self.peers.warmer_c < AS_MATES * warmer_c)
+        hot &= ~(self.peers.learnt & (self.peers.warmer_c < AS_MATES * warmer_c))
         self.by_peers = np.asarray(self.peers.hot & ~hot)
         self.hot = np.asarray(hot | self.peers.hot)
         learns = there & steady & ~self.test.suspect & ~self.peers.test.passed

@@ -33,6 +33,7 @@ MEMORY = 48  # blocks of forgetting, so that the doubt never vanishes
 # Allowed before it counts in the test: a third of what is reported. The line is not exact at each load.
 ALLOWED_C = 1.5
 LEAST_C = 5.0  # a smaller rise is not reported
+LEARNT_C = 1.0  # deviation of a line that is known
 SURE = 3.0  # nor one of less than so many deviations of the line
 BLIND_C = 10.0  # where the traffic is unknown, which warms HBM by itself
 SAME_TRAFFIC = 0.15  # of the HBM's bandwidth, within which mates do the same
@@ -45,7 +46,7 @@ class MemoryPeers:
 
     Attributes:
         test: the sequential test. warmer_c: degC above what its mates predict, NaN where they say nothing, float64 [G].
-        hot: bool [G].
+        hot: bool [G]. learnt: the line of the GPU is known well enough to contradict its own past, bool [G].
     """
 
     def __init__(self, node: Ints) -> None:
@@ -57,6 +58,7 @@ class MemoryPeers:
         self.test = RiseTest(count)
         self.warmer_c: Floats = np.full(count, np.nan)
         self.hot: Bools = np.zeros(count, bool)
+        self.learnt: Bools = np.zeros(count, bool)
 
     def line(self, gpu: int) -> list[float]:
         """Return o, s and c of a GPU."""
@@ -96,7 +98,7 @@ class MemoryPeers:
         z = self.test.step(block, warmer_c - ALLOWED_C, noise + doubt, known)
         least_c = np.maximum(np.where(blind, BLIND_C, LEAST_C), SURE * np.sqrt(noise + doubt))
         self.hot = np.asarray(known & self.test.passed & (warmer_c >= least_c))
-        self.warmer_c = warmer_c
+        self.warmer_c, self.learnt = warmer_c, doubt <= LEARNT_C**2
         learns = known & ~held & ~(self.test.suspect | (z > SUSPECT))
         self._learn(learns, row, over_c, noise)
         self.test.learn(warmer_c, learns)
