@@ -93,6 +93,24 @@ def test_the_air_of_a_rack_is_no_matter_of_its_nodes() -> None:
     assert hall.nodes == hall.gpus == []
 
 
+def test_gpus_at_rest_show_the_air_of_their_rack_and_no_fault_of_a_node() -> None:
+    air = warmer(slice(4, 8), 9.0)
+    hall = Hall(steady(0.1), lambda at_s: air(at_s) + 9.0 * (np.arange(NODES) == 12) * (at_s >= 7200)).play(2.7)
+    assert {r for _, r in hall.rack} == {1}
+    assert hall.rack[0][0] <= 2.6
+    assert hall.nodes == hall.gpus == []
+
+
+@pytest.mark.parametrize("share", [0.1, 0.8])
+def test_a_rack_of_two_nodes_is_hot_if_both_are(share: float) -> None:
+    def air(at_s: float) -> np.ndarray:
+        return np.where(np.isin(np.arange(NODES), [4, 5, 8]), 9.0 * (at_s >= 7200), 0.0)
+
+    hall = Hall(steady(share), air, racks=NODES // 2).play(2.7)
+    assert {r for _, r in hall.rack} == {2}
+    assert hall.rack[0][0] <= 2.6
+
+
 @pytest.mark.parametrize(("what", "which"), [("a room that warms", slice(0, NODES)), ("4 degC of one node", BAD)])
 def test_a_room_and_small_differences_are_no_fault(what: str, which: slice | int) -> None:
     by_c = 6.0 if isinstance(which, slice) else 4.0

@@ -380,10 +380,43 @@ def test_a_fan_that_turns_too_slowly_for_the_heat_of_its_node_is_reported() -> N
         return run({}, 190, change=change)
 
     (found,) = {f.summary for f in played(2500, 66)}
-    assert found == "Node n00: a fan turns at 2,500 rpm, and usually at 6,000 or more."
+    assert found == "Node n00: a fan turns at 2,500 rpm; with such heat 6,000 or more is usual."
     assert played(4500, 66) == []  # a cooler room
     assert played(2500, 30) == []  # at rest it may turn as slowly as it likes: nothing is known of that
     assert played(2500, 66, nodes=6) == []  # a setting of all
+
+
+@pytest.mark.parametrize(("watts", "found"), [(400.0, True), (90.0, False)])
+def test_where_utilisation_is_not_read_power_says_that_a_node_works(watts: float, found: bool) -> None:
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        gpu.pop("gpu_util_ratio", None)
+        gpu["power_w"][:], gpu["power_limit_w"] = watts, np.full(64, 700.0)
+        node["fan_min_rpm"] = np.where((np.arange(8) == 5) & (number >= 3), 0.0, 5400.0)
+
+    assert bool(run({}, 20, change=change)) is found
+
+
+def test_a_fan_slower_than_those_of_like_nodes_with_at_most_its_power_is_reported() -> None:
+    def played(rpm: float, watts: float = 400.0, share: float = 1.0, nodes: int = 8) -> list[Finding]:
+        """All nodes turn at their lowest speed; from bucket 100 on a fan of n00 is slower, at its core's usual heat."""
+
+        def change(number: int, gpu: Columns, node: Columns) -> None:
+            node["fan_min_rpm"] = np.where(np.arange(8) < nodes, 4400.0, np.nan)
+            gpu["power_w"][:], gpu["gpu_temp_c"][:] = 400.0, 50.0
+            if number >= 100:
+                node["fan_min_rpm"][0] = rpm  # more than half of what it had
+                gpu["power_w"][:8] = watts
+            gpu["power_w"][8:] *= share
+            node["fan_min_rpm"][1:] *= 1.0 if share == 1.0 else 2.0
+
+        return run({}, 175, change=change)
+
+    (found,) = {f.summary for f in played(2900)}
+    assert found == "Node n00: a fan turns at 2,900 rpm; with such heat 4,400 or more is usual."
+    assert played(3500) == []  # a cooler room
+    assert played(2900, watts=90.0) == []  # its GPUs have less power than the others ever had
+    assert played(2900, share=1.6) == []  # the others turn faster because they have more power
+    assert played(2900, nodes=3) == []  # too few to say
 
 
 def test_fans_that_ran_at_full_or_need_minutes_to_follow_the_heat_are_not_reported() -> None:
@@ -421,10 +454,11 @@ def test_fans_that_cool_something_else_or_are_read_once_are_not_reported() -> No
     assert run({}, 130, change=once) == []
 
 
-def test_a_slow_fan_stays_one_over_a_restart() -> None:
+@pytest.mark.parametrize("slow_rpm", [2500.0, 4200.0], ids=["by its past", "by like nodes"])
+def test_a_slow_fan_stays_one_over_a_restart(slow_rpm: float) -> None:
     def change(number: int, gpu: Columns, node: Columns) -> None:
         node["fan_min_rpm"] = np.full(8, 6000.0)
-        node["fan_min_rpm"][0] = 2500.0 if number >= 100 else 6000.0
+        node["fan_min_rpm"][0] = slow_rpm if number >= 100 else 6000.0
 
     windows, state, found = list(play(small_fleet(), 300, change)), None, []
     for window, now_ms in windows[:190]:

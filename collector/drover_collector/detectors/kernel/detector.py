@@ -340,7 +340,7 @@ def _fans(window: Window, s: KernelState, now_ms: int) -> Iterator[Finding]:
         since = int(s.fans.since_ms[n])
         if slow[n] == 1:
             rpm, usual = float(s.speeds.speed.value[n]), float(expected[n])
-            text = f"a fan turns at {rpm:,.0f} rpm, and usually at {usual:,.0f} or more"
+            text = f"a fan turns at {rpm:,.0f} rpm; with such heat {usual:,.0f} or more is usual"
             text = text if rpm > 0 else "a fan stands still"
             least = None if np.isnan(usual) else usual
             seen = Evidence(text, "fan_min_rpm", rpm, least, None, None, since, window.newest.end_ms)

@@ -279,8 +279,9 @@ def _hot_memory(window: Window, s: ThermalState, now_ms: int) -> Iterator[Findin
     s.limits.advance(window, temps)
     for g in np.flatnonzero(s.memory.hot | (s.limits.streak >= PERSIST)).tolist():
         node, gpu = window.index.member(g)
-        warmer, temp, since = float(s.memory.warmer_c[g]), float(temps[g]), int(s.memory.test.since_ms[g])
-        text = f"its HBM is {warmer:.1f} degC warmer against the core than before at such a load"
+        warmer, temp, since = float(s.memory.warmer_c[g]), float(temps[g]), s.memory.since_ms(g)
+        than = "its node's other GPUs say" if s.memory.by_peers[g] else "before at such a load"
+        text = f"its HBM is {warmer:.1f} degC warmer against the core than {than}"
         now = "" if np.isnan(temp) else f", {temp:.0f} degC"
         if not s.memory.hot[g]:
             streak = min(int(s.limits.streak[g]), len(window.buckets))

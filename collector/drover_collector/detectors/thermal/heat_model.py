@@ -74,7 +74,8 @@ AS_MATES = 0.4  # share of a rise that its mates must show too, where they can s
 AIR_FOLLOWS, AIR_RESTS = 0.5, 0.02  # share of what is off per block; and of what was followed, that is forgotten
 AIR_LEARN_BLOCKS, AIR_SEEN_BLOCKS = 6, 3.0  # for the air a GPU counts later, at loads that it was seen at
 NODE_GPUS, RACK_GPUS = 4, 6  # judged GPUs whose median is the air of a node, of a rack
-ALIKE_NODES, RACK_NODES, RACKS = 4, 3, 3  # to compare a node with; of a rack to judge it; racks to compare it with
+ALIKE_NODES, RACK_NODES, RACKS = 4, 3, 3  # to compare a node with; of a rack for its median; racks to compare it with
+PAIR = 2  # nodes of a rack that are enough if both show it: the cooler one counts
 AIR_NOISE_C = 0.5  # least noise of a node's and a rack's block
 # Fans need minutes to follow a load: noise of a node's block for a load that moved by one limit. An H100 node whose job
 # began was 12 degC warmer than ten minutes later.
@@ -381,9 +382,10 @@ class HeatModel:
         z = self.gpus.step(block, warmer_c, least, judged)
         least_share = np.where(self._past.count < YOUNG_BLOCKS, YOUNG_SHARE, LEAST_SHARE)
         hot = judged & self.gpus.passed & (warmer_c >= np.maximum(LEAST_C, least_share * own_c))
-        node_c, rack_c, hot_nodes, hot_racks = self._judge_air(
-            block, air_c, np.where(judged, own_c, np.nan), moved, moves_c
-        )
+        # A GPU at rest says little of its heat sink, and its power hardly moves: its core follows its air, as a
+        # thermometer does. So it counts for its rack, if not for its node, whose fans may rest with it.
+        of_gpus = np.array([np.where(known, own_c, np.nan) for known in (judged, ~np.isnan(warmer_c))])
+        node_c, rack_c, hot_nodes, hot_racks = self._judge_air(block, air_c, of_gpus, moved, moves_c)
         learns = there & ((self._past.count < LEARN_BLOCKS) | ~(self.suspects | (z > SUSPECT)))
         self._past.learn(sums, learns)
         self._by_load.learn(learns, load, around, off_c, np.minimum(1.0, (STEADY / np.maximum(moved, STEADY)) ** 2))
@@ -420,8 +422,7 @@ class HeatModel:
         least += (RISE_C * np.nan_to_num(uneven)) ** 2
         nodes.add_block(block, of_node, expected_c, least, self.nodes.passed)
         over_c = nodes.warmer_c - self._of_jobs(nodes.warmer_c)
-        of_rack, known = group_medians(over_c, self.layout.rack_of, self.layout.racks)
-        of_rack = np.where(known >= RACK_NODES, of_rack, np.nan)
+        of_rack = self._of_racks(over_c)
         rack_own, _ = group_medians(nodes.own_c, self.layout.rack_of, self.layout.racks)
         racks = self.by_peers.racks
         judged = ~np.isnan(of_rack)
@@ -457,12 +458,18 @@ class HeatModel:
     def _judge_air(
         self, block: int, air_c: Floats, own_c: Floats, moved: Floats, moves_c: Floats
     ) -> tuple[Floats, Floats, Bools, Bools]:
-        """Judge nodes and racks by what their air is off by, degC [N]; the last four of `Rise`."""
+        """Judge nodes and racks by what their air is off by, degC [N]; the last four of `Rise`.
+
+        Args:
+            own_c: predicted rise of the GPUs that count for their node, and of those that count for their rack, [2, G].
+        """
         nodes = len(air_c)
-        own, by_load, moves = (group_medians(of, self.layout.node, nodes)[0] for of in (own_c, moved, moves_c))
+        own, at_rest, by_load, moves = (
+            group_medians(of, self.layout.node, nodes)[0] for of in (*own_c, moved, moves_c)
+        )
         air_c = air_c - self._of_jobs(air_c)
         of_rack, known = group_medians(air_c, self.layout.rack_of, self.layout.racks)
-        racks = np.where(known >= RACK_NODES, of_rack, np.nan)
+        racks = self._of_racks(air_c)
         everywhere, count = group_medians(air_c, np.zeros(nodes, np.int64), 1)
         around = np.where(known >= ALIKE_NODES, of_rack, everywhere[0] if count[0] >= ALIKE_NODES else np.nan)
         around = around[self.layout.rack_of]
@@ -471,19 +478,26 @@ class HeatModel:
         node_c = air_c - np.where(np.isnan(around) & read, 0.0, around)
         middle, count = group_medians(racks, np.zeros(self.layout.racks, np.int64), 1)
         rack_c = racks - (middle[0] if count[0] >= RACKS else np.nan)
-        rack_own, _ = group_medians(own, self.layout.rack_of, self.layout.racks)
+        rack_own, _ = group_medians(at_rest, self.layout.rack_of, self.layout.racks)
         result = []
         by_load = (FANS_FOLLOW_C * np.nan_to_num(by_load)) ** 2 + np.nan_to_num(moves) ** 2
-        for test, warmer_c, of, least_c, noise in (
-            (self.nodes, node_c, own, np.where(read, NODE_LEAST_C, UNREAD_NODE_C), by_load),
-            (self.racks, rack_c, rack_own, np.full(self.layout.racks, RACK_LEAST_C), np.zeros(self.layout.racks)),
+        for test, warmer_c, of, least_own_c, least_c, noise in (
+            (self.nodes, node_c, own, LEAST_RISE_C, np.where(read, NODE_LEAST_C, UNREAD_NODE_C), by_load),
+            (self.racks, rack_c, rack_own, 0.0, np.full(len(rack_c), RACK_LEAST_C), np.zeros(len(rack_c))),
         ):
-            judged = ~np.isnan(warmer_c) & (of >= LEAST_RISE_C)
+            judged = ~np.isnan(warmer_c) & (of >= least_own_c)
             z = test.step(block, warmer_c, AIR_NOISE_C**2 + (NOISE_SHARE * of) ** 2 + noise, judged)
             test.learn(warmer_c, judged & ~test.suspect & ~(z > SUSPECT))
             hot = judged & test.passed & (warmer_c >= np.maximum(least_c, NODE_SHARE * of))
             result += [np.where(judged, warmer_c, np.nan), hot]
         return result[0], result[2], np.asarray(result[1], bool), np.asarray(result[3], bool)
+
+    def _of_racks(self, air_c: Floats) -> Floats:
+        """Return what the median node of each rack is off by, [R]; of two nodes the cooler one, NaN with fewer."""
+        of_rack, known = group_medians(air_c, self.layout.rack_of, self.layout.racks)
+        least = np.full(self.layout.racks, np.inf)
+        np.fmin.at(least, self.layout.rack_of, air_c)
+        return np.where(known >= RACK_NODES, of_rack, np.where(known >= PAIR, least, np.nan))
 
     def _of_jobs(self, air_c: Floats) -> Floats:
         """Return by how much the nodes of each node's job are warmer, degC [N]; 0 for a job on one or two racks.

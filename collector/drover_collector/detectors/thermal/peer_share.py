@@ -123,16 +123,42 @@ class NodeMates:
 
     def expected_c(self, rise_c: Floats, load: Floats) -> Floats:
         """Return the rise of each GPU if it were cooled as its mates are, [G]; NaN with too few at about its load."""
-        resistance, log = (np.full(self._shape, np.nan) for _ in range(2))
-        resistance[self._at], log[self._at] = _resistance(rise_c, load)
-        result = np.full(self._shape, np.nan)
+        resistance, log = _resistance(rise_c, load)
+        return np.asarray(self._medians(resistance[None], log)[0] * load)
+
+    def medians(self, values: Floats, load: Floats, other: Floats, apart: float) -> Floats:
+        """Return the median of each GPU's mates in each row of values, [M, G]; NaN with too few.
+
+        Args:
+            values: [M, G]. load: > 0, NaN where unknown. other: a second value of each GPU. Mates have about the same
+                load, and `other` within `apart`, where both are known.
+        """
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return self._medians(values, np.log(load), other, apart)
+
+    def _medians(self, values: Floats, log: Floats, other: Floats | None = None, apart: float = 0.0) -> Floats:
+        table = np.full((len(values), *self._shape), np.nan)
+        table[:, *self._at] = values
+        loads, others = np.full((2, *self._shape), np.nan)
+        loads[self._at] = log
+        if other is not None:
+            others[self._at] = other
+        result = np.full_like(table, np.nan)
         for place in range(self._shape[1]):
-            alike = np.abs(log - log[:, place : place + 1]) <= ALIKE
+            alike = np.abs(loads - loads[:, place : place + 1]) <= ALIKE
+            alike &= ~(np.abs(others - others[:, place : place + 1]) > apart)
             alike[:, place] = False
             enough = alike.sum(axis=1) >= LEAST_MATES
             if enough.any():
-                result[enough, place] = np.nanmedian(np.where(alike, resistance, np.nan)[enough], axis=1)
-        return np.asarray(result[self._at] * load)
+                result[:, enough, place] = _medians(np.where(alike[enough], table[:, enough], np.nan))
+        return np.asarray(result[:, *self._at])
+
+
+def _medians(values: Floats) -> Floats:
+    """Return the medians of the last axis without NaN, as numpy's nanmedian, in a tenth of its time."""
+    ordered, count = np.sort(values, axis=-1), (~np.isnan(values)).sum(axis=-1)[..., None]
+    low, high = (np.take_along_axis(ordered, np.maximum(at, 0), -1)[..., 0] for at in ((count - 1) // 2, count // 2))
+    return np.asarray(np.where(count[..., 0] > 0, (low + high) / 2, np.nan))
 
 
 def expected_of_nodes_c(rise_c: Floats, load: Floats, board: Ints) -> Floats:
