@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from testbed.databases import Databases
     from testbed.front import Front
 
-# A probe's ranks have a core to share with those of three other workers: more threads only wait for each other.
+# A probe's ranks share a core with those of the other workers: more threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ["testbed.system", "testbed.kinds"]

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.argv = sys.argv[:1]  # Streamlit would hand the rest to the page's script
     # uvicorn would put X-Forwarded-For in the place of the address that the proxy is known by.
     os.environ["FORWARDED_ALLOW_IPS"] = ""
-    # Streamlit starts threads while it is imported. A KeyboardInterrupt there left one that nobody ended, and
+    # Streamlit starts threads while it is imported. A KeyboardInterrupt there left one that nothing asked to end, and
     # the console hung. The default action ends it at once; while the server runs, the server handles the signal.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from drover_dashboard.server.app import (  # imports Streamlit, a second that --help and errors need not wait

@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 240.0  # on a busy machine; a few seconds on a quiet one
-NOT_COPIED = (".git", ".venv", ".hypothesis", ".*_cache", "__pycache__", "*.egg-info")
+NOT_COPIED = (".git", ".venv", ".hypothesis", ".*_cache", "test-artifacts", "*.egg-info")  # bytecode saves seconds
 _FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?$')
 
 
@@ -91,7 +91,7 @@ def changed(text: str, diff: str) -> str:
 
 
 def copy_of_checkout(folder: Path) -> Path:
-    """Return a copy without history and caches; its `.venv` is the one in use."""
+    """Return a copy without history and caches of tools; its `.venv` is the one in use."""
     scratch = folder / "drover"
     shutil.copytree(ROOT, scratch, ignore=shutil.ignore_patterns(*NOT_COPIED))
     (scratch / ".venv").symlink_to(sys.prefix)

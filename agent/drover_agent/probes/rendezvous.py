@@ -137,7 +137,7 @@ class Meeting:
         Raises:
             MissedError: one did not come, or is of another kind.
         """
-        from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not listed as exported
+        from torch.distributed import PrefixStore, TCPStore
 
         group = self._group
         until = time.monotonic() + group.join_s
@@ -173,7 +173,7 @@ class Meeting:
         Args:
             answer_s: an operation that takes longer raises RuntimeError.
         """
-        from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # not listed as exported
+        from torch.distributed import PrefixStore, TCPStore
 
         group = self._group
         store = TCPStore(
