@@ -25,7 +25,9 @@ from drover_proto import fleet_pb2 as pb
 from testbed import collector_process
 from testbed.waiting import wait_until
 
-UUIDS = [f"GPU-0000000{n}-1111-2222-3333-444444444444" for n in range(2)]
+
+def _uuid(node: str, gpu: int) -> str:
+    return f"GPU-0000000{gpu}-1111-2222-3333-4444444444{node}"
 
 
 def _meters(exporter: MetricExporter, node: str) -> MeterProvider:
@@ -36,7 +38,9 @@ def _meters(exporter: MetricExporter, node: str) -> MeterProvider:
 
     def each(values: Iterable[float]) -> list[Observation]:
         return [
-            Observation(value, {"hw.id": UUIDS[n], "hw.type": "gpu", "hw.name": f"gpu{n}", "hw.model": "NVIDIA H100"})
+            Observation(
+                value, {"hw.id": _uuid(node, n), "hw.type": "gpu", "hw.name": f"gpu{n}", "hw.model": "NVIDIA H100"}
+            )
             for n, value in enumerate(values)
         ]
 
@@ -49,7 +53,7 @@ def _meters(exporter: MetricExporter, node: str) -> MeterProvider:
     meter.create_observable_gauge("hw.power", [power], "W")
     meter.create_observable_up_down_counter("hw.gpu.memory.usage", [used], "By")
     meter.create_counter("gpu.jobs").add(1)  # nobody wants it
-    meter.create_histogram("hw.gpu.utilization", "1").record(0.5, {"hw.id": UUIDS[0]})  # no gauge: it is rejected
+    meter.create_histogram("hw.gpu.utilization", "1").record(0.5, {"hw.id": _uuid(node, 0)})  # no gauge: it is rejected
     return provider
 
 
