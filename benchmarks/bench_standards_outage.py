@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from page_block import EVIDENCE, ROOT, put, when
 
-ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 from load.certificates import Authority
 from load.collector import Collector, running
@@ -40,7 +40,7 @@ from standards.receivers import Otlp, Prometheus, Receiver, Rsyslog, VictoriaMet
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetStub
 
-PAGE = ROOT / "docs/evidence/standards-outage.md"
+PAGE = EVIDENCE / "standards.md"
 GPUS_PER_STREAM = 250
 WARM_S = 45.0  # until buckets are judged and each receiver has had its first request
 AUDIT_S = 2.0  # between audit lines
@@ -216,18 +216,16 @@ def _api(folder: Path) -> str:
     raise RuntimeError("the collector is not ready")
 
 
-def page(found: dict[str, Any]) -> str:
-    """Return the evidence page."""
+def lines_of(found: dict[str, Any]) -> list[str]:
+    """Return the block of the evidence page."""
     minutes = found["cut_s"] / 60
     columns = {"all there": found["baseline"], **{TITLES[name]: row for name, row in found["cuts"].items()}}
     lines = [
-        "# Receivers that go away under load", "",
-        "<!-- Written by benchmarks/bench_standards_outage.py. -->", "",
         f"One collector with {found['gpus']:,} GPUs at 1 Hz sends to four real receivers at once. Each in turn is",
         f"stopped for {minutes:g} minutes and started again. In the end what the receivers hold is counted.",
-        f"Run on {found['when']}, 2 cores for all of it, receivers and load included; load of the machine",
-        f"{found['load'][0]} before and {found['load'][1]} after.", "",
-        "## What was lost", "",
+        f"`benchmarks/bench_standards_outage.py`, run on {when()}, 2 cores for all of it,",
+        f"receivers and load included; load of the machine {found['load'][0]} before and {found['load'][1]} after.", "",
+        "### What was lost", "",
         "| receiver | sent | it holds | dropped | refused | lost |", "| --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
     for name, row in found["balance"].items():
@@ -236,7 +234,7 @@ def page(found: dict[str, Any]) -> str:
             f" {row['lost']:,} |"
         )
     lines += ["", "Of remote_write and OTLP metrics these are samples and points, of syslog lines.", "",
-              "## While it was away", "",
+              "### While it was away", "",
               "| receiver | requests tried again | most that waited | its memory | taken after its return |",
               "| --- | --- | --- | --- | --- |"]  # fmt: skip
     for name, row in found["cuts"].items():
@@ -244,11 +242,11 @@ def page(found: dict[str, Any]) -> str:
         lines.append(
             f"| {TITLES[name]} | {row['tried_again']} | {row['waited_max']:,} | {row['waited_mib']} MiB | {after} |"
         )
-    lines += ["", "## What else was slowed", "", f"| | {' | '.join(columns)} |", "| --- |" + " --- |" * len(columns)]
+    lines += ["", "### What else was slowed", "", f"| | {' | '.join(columns)} |", "| --- |" + " --- |" * len(columns)]
     for key, title in ROWS.items():
         lines.append(f"| {title} | {' | '.join(_text(row[key]) for row in columns.values())} |")
     lines += ["", "The last two are of the exporters whose receivers were there."]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 ROWS = {
@@ -275,10 +273,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     load = [round(os.getloadavg()[0], 1)]
     with tempfile.TemporaryDirectory(prefix="drover-outage-", ignore_cleanup_errors=True) as name:
         found = run(given, Path(name))
-    found |= {"load": [*load, round(os.getloadavg()[0], 1)], "when": time.strftime("%d %B %Y", time.gmtime())}
+    found["load"] = [*load, round(os.getloadavg()[0], 1)]
     print(json.dumps(found), flush=True)
     if not given.no_write:
-        PAGE.write_text(page(found))
+        put(PAGE, "outage", lines_of(found))
 
 
 if __name__ == "__main__":
