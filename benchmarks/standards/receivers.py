@@ -8,6 +8,7 @@ import multiprocessing
 import re
 import subprocess
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Sequence
@@ -81,6 +82,18 @@ class _Metrics(_Program):
             f'[[export.remote_write]]\nname = "{self.name}"\nurl = "http://127.0.0.1:{self.port}/api/v1/write"\n'
             f"labels = [{json.dumps(LABEL.replace(chr(34), ''))}]\ninterval_s = {interval_s}\n"
         )
+
+    def start(self) -> None:
+        super().start()
+        wait_until(self._is_ready, f"{self.name} is ready", 300, 0.2)
+
+    def _is_ready(self) -> bool:
+        """Prometheus listens before it has read its log of what it took."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready", timeout=10):
+                return True
+        except urllib.error.URLError:
+            return False
 
     def held(self) -> int:
         names = self._ask("/api/v1/label/__name__/values", {"start": str(int(time.time()) - 86_400)})
