@@ -27,7 +27,7 @@ import grpc
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
-from page_block import when
+from page_block import when, wrapped
 from scraped.pages import PORTS, FleetPages, address
 from scraped.replayed import play
 
@@ -308,7 +308,7 @@ def page(data: dict[str, Any]) -> str:
               "| entry | text |", "| --- | --- |"]  # fmt: skip
     lines += [f"| `{key}` | {text} |" for key, text in found["blind"].items()]
     parts = _live_part(data.get("live")), _cpu_part(data.get("cpu"), "cost" in data), _cost_part(data.get("cost"))
-    return "\n".join([*lines, *(line for part in parts for line in part)]) + "\n"
+    return "\n".join([*lines, *(line for part in parts for line in wrapped(part))]) + "\n"
 
 
 def _live_part(found: dict[str, Any] | None) -> list[str]:
