@@ -93,7 +93,7 @@ def test_a_success_is_empty_and_a_partial_one_says_what_was_not_used() -> None:
 
 def test_gzip_is_passed_on_packed_so_that_agents_do_not_wait_for_it() -> None:
     async def scenario(parts: Served) -> None:
-        message = request([Points("hw.power" * 100, [])], 1, {})  # gRPC sends what gzip does not shorten as it is
+        message = request([Points("hw.power" * 100, [])], 1, {})  # gRPC leaves what gzip does not shorten
         await parts.send(message)
         await parts.send(message, compression=grpc.Compression.Gzip)
         (plain, body), (packed, small) = parts.taker.got
