@@ -232,11 +232,10 @@ def _api(folder: Path) -> str:
 
 def lines_of(found: dict[str, Any]) -> list[str]:
     """Return the block of the evidence page."""
-    minutes = found["cut_s"] / 60
     columns = {"all there": found["baseline"], **{TITLES[name]: row for name, row in found["cuts"].items()}}
     lines = [
         f"One collector with {found['gpus']:,} GPUs at 1 Hz sends to four real receivers at once. Each in turn is",
-        f"stopped for {minutes:g} minutes and started again. In the end what the receivers hold is counted.",
+        f"stopped for {found['cut_s']:g} s and started again. In the end what the receivers hold is counted.",
         f"`benchmarks/bench_standards_outage.py`, run on {when()}, 2 cores for all of it,",
         f"receivers and load included; load of the machine {found['load'][0]} before and {found['load'][1]} after.", "",
         "### What was lost", "",
@@ -247,7 +246,8 @@ def lines_of(found: dict[str, Any]) -> list[str]:
             f"| {TITLES[name]} | {row['sent']:,} | {row['held']:,} | {row['dropped']:,} | {row['refused']:,} |"
             f" {row['lost']:,} |"
         )
-    lines += ["", "Of remote_write and OTLP metrics these are samples and points, of syslog lines.", "",
+    lines += ["", "Of remote_write and OTLP metrics these are samples and points, of syslog lines. A marker that",
+              "ends a series, as where a job ends, counts as a sample.", "",
               "### While it was away", "",
               "| receiver | requests tried again | most that waited | its memory | taken after its return |",
               "| --- | --- | --- | --- | --- |"]  # fmt: skip

@@ -24,6 +24,7 @@ from testbed.system_processes import free_port, reachable
 from testbed.waiting import wait_until
 
 LABEL = 'by="outage"'
+APPENDED = "prometheus_tsdb_head_samples_appended_total"
 STOP_S = 60.0
 
 
@@ -65,7 +66,8 @@ class _Program:
             self._process.wait(STOP_S)
             self._process = None
 
-    close = stop
+    def close(self) -> None:
+        _Program.stop(self)
 
 
 class _Metrics(_Program):
@@ -95,13 +97,15 @@ class _Metrics(_Program):
         except urllib.error.URLError:
             return False
 
-    def held(self) -> int:
+    def counted(self, function: str = "count_over_time") -> int:
+        """Return the sum of a function over all series and the whole time."""
         names = self._ask("/api/v1/label/__name__/values", {"start": str(int(time.time()) - 86_400)})
-        return sum(self._count(name) for name in names if name.startswith("drover_"))
-
-    def _count(self, name: str) -> int:
-        found = self._ask("/api/v1/query", {"query": f"sum(count_over_time({name}{{{LABEL}}}[6h]))"})["result"]
-        return int(float(found[0]["value"][1])) if found else 0
+        found = 0
+        for name in names:
+            if name.startswith("drover_"):
+                result = self._ask("/api/v1/query", {"query": f"sum({function}({name}{{{LABEL}}}[6h]))"})["result"]
+                found += int(float(result[0]["value"][1])) if result else 0
+        return found
 
     def _ask(self, path: str, parameters: dict[str, str]) -> Any:
         url = f"http://127.0.0.1:{self.port}{path}?{urllib.parse.urlencode(parameters)}"
@@ -120,6 +124,22 @@ class Prometheus(_Metrics):
             f"--web.listen-address=127.0.0.1:{port}", "--web.enable-remote-write-receiver",
             "--query.max-samples=500000000",
         ], port)  # fmt: skip
+        self._before = 0  # what it had appended when it was stopped
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._before += self._appended()
+        super().stop()
+
+    def held(self) -> int:
+        """Samples by its own count, with the markers that end series. No PromQL counts those."""
+        return self._before + self._appended()
+
+    def _appended(self) -> int:
+        """Return how many it has appended since it was started; what comes twice counts once."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        return round(sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(APPENDED)))
 
 
 class VictoriaMetrics(_Metrics):
@@ -131,6 +151,10 @@ class VictoriaMetrics(_Metrics):
             "victoria-metrics", f"-storageDataPath={folder}/victoria", f"-httpListenAddr=127.0.0.1:{port}",
             "-search.latencyOffset=0s", "-search.maxUniqueTimeseries=10000000",
         ], port)  # fmt: skip
+
+    def held(self) -> int:
+        """With the markers that end series."""
+        return self.counted() + self.counted("stale_samples_over_time")
 
 
 class Rsyslog(_Program):
