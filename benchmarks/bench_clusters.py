@@ -16,9 +16,12 @@ Chromium real. All there, then one whose port is closed, then one that takes con
 place taken by a command. One is killed, one stopped (SIGSTOP). The same paints, greyed, and drains by the command line,
 each looked for in the audit of all.
 
-Prints one JSON line. Collectors, console and browser share one machine.
+Prints one JSON line; --write puts the figures into docs/evidence/clusters.md. Collectors, console and browser share one
+machine.
 
-    python benchmarks/bench_clusters.py --part large [--paints 5]
+    python benchmarks/bench_clusters.py --part large --write [--paints 5]      # 15 minutes on a quiet machine
+    python benchmarks/bench_clusters.py --part real --write [--paints 5]       # 8 minutes
+    python benchmarks/bench_clusters.py --part real --clusters 3 --paints 1    # a small one
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import psutil
+from page_block import EVIDENCE, put, when
 
 from drover_core.model.fleet import dump_toml
 from drover_simulator.fleet import build_fleet
@@ -49,7 +53,7 @@ from testbed.browsing import SCREEN, chromium
 from testbed.system_processes import free_port, reachable, running
 from testbed.waiting import wait_until
 
-CLUSTERS, AWAY, NODES = 10, 9, 12_500
+CLUSTERS, AWAY, NODES = 10, 9, 12_500  # of `large`; `real` may have fewer
 WAIT_MS = 60_000
 GOAL_MS = 2000
 PRESSES = 5
@@ -67,12 +71,13 @@ LISTED = (
     "[...document.querySelectorAll('.st-key-all_incidents *')].some((e) => e.shadowRoot?.querySelector('tbody tr'))"
 )
 PICTURE = "window.__drover_fleet && window.__drover_fleet.cells().length === GPUS"
+OVERVIEW = {"strips": STRIPS, "page": OWN}
 STATES = """[...document.querySelectorAll('.st-key-clusters *')].flatMap((e) => e.shadowRoot
   ? [...e.shadowRoot.querySelectorAll('a.strip')].map((s) => [s.dataset.cluster, s.classList.contains('away')]) : [])"""
 
 
-def counted(script: str, gpus: int = 0) -> str:
-    return script.replace("COUNT", str(CLUSTERS + 1)).replace("GPUS", str(gpus))
+def counted(script: str, gpus: int = 0, clusters: int = CLUSTERS) -> str:
+    return script.replace("COUNT", str(clusters + 1)).replace("GPUS", str(gpus))
 
 
 class Console:
@@ -89,7 +94,8 @@ class Console:
         wait_until(lambda: reachable("127.0.0.1", port), "the console listens", 60)
         self.url, self.log, self.browser, self.settings = f"http://127.0.0.1:{port}", log, browser, settings
         self.problems: list[str] = []
-        self.paint("", {"strips": counted(STRIPS), "page": counted(OWN)})  # it has served a page before
+        self.overview = {name: counted(script, clusters=len(addresses)) for name, script in OVERVIEW.items()}
+        self.paint("", self.overview)  # it has served a page before
 
     def tab(self) -> Any:
         page = self.browser.new_context(viewport=SCREEN).new_page()
@@ -118,7 +124,7 @@ class Console:
         """Do what takes collectors away; seconds until their strips are grey, and none else ever was."""
         page = self.tab()
         page.goto(self.url)
-        page.wait_for_function(counted(OWN))
+        page.wait_for_function(self.overview["page"])
         wait_until(lambda: self.states(page) and not any(self.states(page).values()), "all are of now", 60)
         act()
         began, wrongly = time.monotonic(), set()
@@ -145,7 +151,7 @@ def figures(paints: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
 
 
 def painted(console: Console, count: int, gpus: int, cluster: str) -> dict[str, Any]:
-    overview = {"strips": counted(STRIPS), "page": counted(OWN), "incidents": LISTED}
+    overview = console.overview | {"incidents": LISTED}
     return {
         "overview": figures([console.paint("", overview) for _ in range(count)]),
         "picture": figures(
@@ -272,7 +278,7 @@ def _form(page: Any) -> None:
 def real(folder: Path, given: argparse.Namespace, browser: Any, found: dict[str, Any]) -> None:
     with ExitStack() as stack:
         addresses, pids, scheduler = {}, {}, ROOT / "tests" / "testbed" / "command_scheduler.py"
-        for number in range(CLUSTERS):
+        for number in range(given.clusters):
             own = folder / f"c{number:02d}"
             (own / "scheduler").mkdir(parents=True)
             agents, api = free_port(), free_port()
@@ -299,19 +305,17 @@ def real(folder: Path, given: argparse.Namespace, browser: Any, found: dict[str,
         console = Console(folder, addresses, browser, stack)
         page = console.tab()
         page.goto(console.url)
-        wait_until(lambda: len(console.states(page)) == CLUSTERS, "all strips", 60)
+        wait_until(lambda: len(console.states(page)) == given.clusters, "all strips", 60)
         wait_until(lambda: not any(console.states(page).values()), "all answer", 120)
         page.context.close()
-        found["all_there"] = {"overview": figures([
-            console.paint("", {"strips": counted(STRIPS), "page": counted(OWN)}) for _ in range(given.paints)
-        ])}  # fmt: skip
-        found["acts"] = real_acts(console)
+        paints = range(given.paints)
+        found["all_there"] = {"overview": figures([console.paint("", console.overview) for _ in paints])}
+        names = list(addresses)
+        found["acts"] = real_acts(console, names)
         note(found, "acts")
-        found["greyed_killed"] = console.greyed_s(lambda: pids["c08"].kill(), {"c08"})
-        pids["c09"].send_signal(signal.SIGSTOP)
-        found["two_away"] = {"overview": figures([
-            console.paint("", {"strips": counted(STRIPS), "page": counted(OWN)}) for _ in range(given.paints)
-        ])}  # fmt: skip
+        found["greyed_killed"] = console.greyed_s(lambda: pids[names[-2]].kill(), {names[-2]})
+        pids[names[-1]].send_signal(signal.SIGSTOP)
+        found["two_away"] = {"overview": figures([console.paint("", console.overview) for _ in paints])}
         page = console.tab()
         page.goto(console.url)
         wait_until(lambda: sum(console.states(page).values()) == 2, "two are grey", 60)
@@ -320,7 +324,7 @@ def real(folder: Path, given: argparse.Namespace, browser: Any, found: dict[str,
         found["problems"] = console.problems[:5]
 
 
-def real_acts(console: Console) -> dict[str, Any]:
+def real_acts(console: Console, names: list[str]) -> dict[str, Any]:
     """Drain the same node in two clusters by the command line; which clusters' audits have it, node by node."""
     environment = os.environ | {"DROVER_CLUSTERS": str(console.settings)}
 
@@ -331,21 +335,18 @@ def real_acts(console: Console) -> dict[str, Any]:
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
-    node = "r01n01"
-    said = {
-        name: drover("--cluster", name, "drain", node, "--why", f"for {name}", "--force") for name in ("c02", "c07")
-    }
+    node, own = "r01n01", (names[len(names) // 5], names[len(names) // 2])
+    said = {name: drover("--cluster", name, "drain", node, "--why", f"for {name}", "--force") for name in own}
     unnamed = drover("drain", node, "--why", "nobody named a cluster")
     audits = {}
-    for number in range(CLUSTERS):
-        name = f"c{number:02d}"
+    for name in names:
         text = drover("--cluster", name, "audit").stdout
-        audits[name] = [of for of in ("c02", "c07") if f"for {of}" in text]
+        audits[name] = [of for of in own if f"for {of}" in text]
     return {
         "said": {name: [done.returncode, done.stderr.strip(), done.stdout.strip()] for name, done in said.items()},
         "unnamed": [unnamed.returncode, unnamed.stderr.strip()[:120]],
         "in_the_audit_of": {name: of for name, of in audits.items() if of},
-        "nowhere_else": all(not of or of == [name] for name, of in audits.items()),
+        "nowhere_else": all(of == ([name] if name in own else []) for name, of in audits.items()),
     }
 
 
@@ -357,6 +358,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=["large", "real"], default="large")
     parser.add_argument("--paints", type=int, default=5)
+    parser.add_argument("--clusters", type=int, default=CLUSTERS, help="of --part real, at least 3")
+    parser.add_argument("--write", action="store_true", help="write the figures into docs/evidence/clusters.md")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # else what it started would live on
     load = [os.getloadavg()[0]]
@@ -371,9 +374,83 @@ def main() -> None:
         load.append(os.getloadavg()[0])
         line = {
             "benchmark": f"clusters_{given.part}", "cores": os.cpu_count(), "goal_ms": GOAL_MS,
-            "load_before_after": [round(value, 1) for value in load], **found,
+            "load_before_after": [round(value, 1) for value in load], "clusters": given.clusters, **found,
         }  # fmt: skip
         print(json.dumps(line), flush=True)
+    if given.write:
+        put(EVIDENCE / "clusters.md", given.part, {"large": large_lines, "real": real_lines}[given.part](line))
+
+
+# ---- the page
+
+
+def ms(figure: dict[str, int]) -> str:
+    return f"{figure['median_ms']:,} ({figure['most_ms']:,} at most)"
+
+
+def head(found: dict[str, Any], command: str) -> list[str]:
+    before, after = found["load_before_after"]
+    return [f"`{command}`, run on {when()}, {found['cores']} cores,", f"load {before} before and {after} after.", ""]
+
+
+def large_lines(found: dict[str, Any]) -> list[str]:
+    """Return the block of ten collectors of 12,500 nodes."""
+    columns = {"all there": "all_there", "one hangs (SIGSTOP)": "one_hangs", "one is gone": "one_is_gone"}
+    rows = {
+        "strips of all clusters on the screen, cache empty": ("overview", "cold_strips"),
+        "the same on the next visit": ("overview", "warm_strips"),
+        "the page's own strips stand, cache empty": ("overview", "cold_page"),
+        "the same then": ("overview", "warm_page"),
+        "incidents of all are listed, cache empty": ("overview", "cold_incidents"),
+        "100,000 GPUs of another cluster, cache empty": ("picture", "cold_picture"),
+    }
+    acts, hanging, killed = found["acts"], found["greyed_hanging"], found["greyed_killed"]
+    return [
+        *head(found, "benchmarks/bench_clusters.py --part large"),
+        "Ten collectors of 12,500 nodes each, played from answers made once. Milliseconds, medians; the goal",
+        f"for the first paint is {found['goal_ms']:,}.", "",
+        f"| what | {' | '.join(columns)} |", "| --- |" + " --- |" * len(columns),
+        *(f"| {title} | {' | '.join(ms(found[c][part][name]) for c in columns.values())} |"
+          for title, (part, name) in rows.items()),
+        f"| a search over all, to its rows | {found['find']:,} | {found['find_one_hangs']:,} | not measured |",
+        f"| one collector's console: 100,000 GPUs, cache empty | {ms(found['one_collector']['cold_picture'])} | | |",
+        "", f"- The strip of the collector that hangs is grey after {hanging['s']} s, of the killed one after"
+        f" {killed['s']} s.", f"  Strips that were grey and should not have been:"
+        f" {len(hanging['wrongly']) + len(killed['wrongly'])}.",
+        f"- The console of ten clusters holds {found['console_rss_mb']} MB.",
+        f"- A drain in c03 reached {_reached(acts['drained'])}. Of {acts['presses_as_the_page_went_on']} presses on"
+        " the form of c05", f"  while c06 was chosen: {_reached(acts['reached'])}.",
+    ]  # fmt: skip
+
+
+def _reached(acts: list[list[str]]) -> str:
+    """`acts`: cluster, act, node and reason of each."""
+    by: dict[str, int] = {}
+    for cluster, *_ in acts:
+        by[cluster] = by.get(cluster, 0) + 1
+    return ", ".join(f"{name} ({count})" for name, count in sorted(by.items())) or "none"
+
+
+def real_lines(found: dict[str, Any]) -> list[str]:
+    """Return the block of ten real collectors."""
+    columns, killed, acts = {"all there": "all_there", "two away": "two_away"}, found["greyed_killed"], found["acts"]
+    rows = {
+        "strips of all clusters on the screen, cache empty": "cold_strips", "the same on the next visit": "warm_strips",
+        "the page's own strips stand, cache empty": "cold_page", "the same then": "warm_page",
+    }  # fmt: skip
+    return [
+        *head(found, "benchmarks/bench_clusters.py --part real"),
+        f"{found['clusters']} real collectors with an embedded store and four simulated nodes each, one killed and",
+        "then one stopped by SIGSTOP. Milliseconds, medians.", "",
+        f"| what | {' | '.join(columns)} |", "| --- |" + " --- |" * len(columns),
+        *(f"| {title} | {' | '.join(ms(found[c]['overview'][name]) for c in columns.values())} |"
+          for title, name in rows.items()),
+        "", f"- The strip of the killed one is grey after {killed['s']} s; wrongly grey: {len(killed['wrongly'])}.",
+        f"  Grey in the end: {', '.join(found['grey_then'])}.",
+        f"- Drains by the command line with `--cluster` stand in the audits of {', '.join(acts['in_the_audit_of'])},",
+        f"  each in its own and nowhere else: {'yes' if acts['nowhere_else'] else 'NO'}. Without a cluster the command"
+        f" ended with {acts['unnamed'][0]}.",
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

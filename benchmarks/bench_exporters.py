@@ -12,6 +12,8 @@ they are in cores at their default intervals. It needs no load, and other proces
 
     python benchmarks/bench_exporters.py [--gpus 100000] [--seconds 90] [--only none page remote_write_1] [--cut 600]
     python benchmarks/bench_exporters.py --gpus 100000 --parts
+
+--write puts either's figures into docs/evidence/standards.md.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import contextlib
 import gzip
 import json
 import multiprocessing
+import os
 import shutil
 import socketserver
 import ssl
@@ -40,6 +43,7 @@ import numpy as np
 from load.collector import Collector, running
 from load.fleet import shape_of
 from load.measure import Plan, Run, drive
+from page_block import EVIDENCE, put, when
 
 from drover_collector.exporters.gpus import IdentityReader, LastXids
 from drover_collector.exporters.otlp import MetricsEncoder
@@ -260,10 +264,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--cut", type=float, default=0.0, help="seconds from the start in which the receiver is away")
     parser.add_argument("--interval", type=float, default=30.0, help="seconds between samples of remote_write")
     parser.add_argument("--parts", action="store_true", help="the exporters' own work alone, without a collector")
+    parser.add_argument("--write", action="store_true", help="write the figures into docs/evidence/standards.md")
     args = parser.parse_args(argv)
     if args.parts:
-        print(json.dumps({"gpus": args.gpus, "parts": parts(args.gpus)}))
+        work = parts(args.gpus)
+        print(json.dumps({"gpus": args.gpus, "parts": work}))
+        if args.write:
+            put(EVIDENCE / "standards.md", "work", work_lines(args.gpus, work))
         return
+    load = os.getloadavg()[0]
     plan = Plan(shape_of(args.gpus, GPUS_PER_STREAM), 1, 3.0, 5.0, 5, args.seconds)
     found = {mode: measure(mode, plan, args.cut, args.interval) for mode in dict.fromkeys(args.only)}
     if none := found.get("none"):
@@ -271,6 +280,37 @@ def main(argv: Sequence[str] | None = None) -> None:
             figure["cpu_ratio"] = round(figure["cpu"] / none["cpu"], 3)
             figure["ns_ratio"] = round(figure["ns_per_sample"] / max(none["ns_per_sample"], 0.1), 3)
     print(json.dumps({"gpus": args.gpus, "seconds": args.seconds, "cut_s": args.cut, "modes": found}))
+    if args.write:
+        loads = load, os.getloadavg()[0]
+        put(EVIDENCE / "standards.md", "collector", mode_lines(args, found, loads))
+
+
+def work_lines(gpus: int, work: dict[str, dict[str, float]]) -> list[str]:
+    """Return the block of the exporters' own work."""
+    return [
+        f"CPU of one pass for {gpus:,} GPUs, `bench_exporters.py --parts`, run on {when()}:", "",
+        "| exporter | first pass | a later one | every | cores | bytes of a pass |",
+        "| --- | --- | --- | --- | --- | --- |",
+        *(f"| {name} | {row['first_cpu_s']} s | {row['cpu_s']} s | {row['every_s']:g} s | {row['cores']} |"
+          f" {row['mib']} MiB |" for name, row in work.items()),
+    ]  # fmt: skip
+
+
+def mode_lines(args: argparse.Namespace, found: dict[str, dict[str, Any]], loads: tuple[float, float]) -> list[str]:
+    """Return the block of a whole collector."""
+    columns = {
+        "cpu": "cores", "cpu_ratio": "to none", "ns_per_sample": "CPU of a sample, ns", "ns_ratio": "to none",
+        "lag_s_max": "oldest batch, s", "tick_s_max": "detectors, s", "rss_mib_max": "memory, MiB",
+        "dropped_total": "dropped", "scrape_s_max": "slowest scrape, s",
+    }  # fmt: skip
+    away = f" The receiver was away for the first {args.cut:g} s." if args.cut else ""
+    return [
+        f"A collector with {args.gpus:,} GPUs at 1 Hz for {args.seconds:g} s with each, `bench_exporters.py`,",
+        f"run on {when()}, {os.cpu_count()} cores, load {loads[0]:.1f} before and {loads[1]:.1f} after.{away}", "",
+        f"| exporter | {' | '.join(columns.values())} |", "| --- |" + " --- |" * len(columns),
+        *(f"| {mode} | {' | '.join(str(row.get(key, '')) for key in columns)} |" for mode, row in found.items()), "",
+        "Where the oldest batch is as old as the run, the collector did not keep up: only CPU of a sample compares.",
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

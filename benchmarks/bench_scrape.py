@@ -4,8 +4,8 @@ One fleet with injected faults is judged three times: as agents report it, by pa
 fields and of node_exporter, and with all fields that the table knows (`scraped/replayed.py`: no clock, so a loaded
 machine changes no figure). `--cpu` measures the CPU of one node's pages. On a quiet machine: `--live` does the same in
 real time with three real collectors, agents and a real HTTP server (`scraped/pages.py`); `--cost` has a real collector
-scrape 1,000 nodes every 15 s, and measures CPU. Prints one JSON line, and writes docs/evidence/scraped.md
-(`--no-write`: not).
+scrape 1,000 nodes every 15 s, and measures CPU. Each prints one JSON line, and writes its part of
+docs/evidence/scraped.md (`--no-write`: not).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import grpc
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
+from page_block import when, wrapped
 from scraped.pages import PORTS, FleetPages, address
 from scraped.replayed import play
 
@@ -165,7 +166,7 @@ def found_in(seconds: float) -> dict[str, Any]:
         time.sleep(seconds)
         result = {which: judged(stub, labels if which == "agents" else pages) for which, (stub, _) in stubs.items()}
         result["blind"] = blind(stubs["default"][0], "r01n01")
-        return result
+        return result | {"seconds": seconds, "load": os.getloadavg()[0], "when": when()}
 
 
 def judged(stub: FleetStub, labels: Path) -> dict[str, Any]:
@@ -306,19 +307,41 @@ def page(data: dict[str, Any]) -> str:
               "Of a node with the default fields, as its page and `drover node` show it:", "",
               "| entry | text |", "| --- | --- |"]  # fmt: skip
     lines += [f"| `{key}` | {text} |" for key, text in found["blind"].items()]
-    return "\n".join([*lines, *_cpu_part(data.get("cpu")), *_cost_part(data.get("cost"))]) + "\n"
+    parts = _live_part(data.get("live")), _cpu_part(data.get("cpu"), "cost" in data), _cost_part(data.get("cost"))
+    return "\n".join([*lines, *(line for part in parts for line in wrapped(part))]) + "\n"
 
 
-def _cpu_part(spent: dict[str, Any] | None) -> list[str]:
+def _live_part(found: dict[str, Any] | None) -> list[str]:
+    if found is None:
+        return []
+    counted = {
+        "faults that began": [len(found[which]["faults"]) for which in RUNS],
+        "**found**": [sum(r["s"] is not None for r in found[which]["faults"].values()) for which in RUNS],
+        "**false warnings**": [len(found[which]["false"]) for which in RUNS],
+        "**incidents that ask for a drain**": [found[which]["asked"] for which in RUNS],
+        "**false drains**": [found[which]["drains"] for which in RUNS],
+        "nodes that report at the end": [found[which]["reporting"] for which in RUNS],
+    }
+    return [
+        "", "## The same in real time", "",
+        f"Three real collectors for {found['seconds']:g} s, one with 64 simulated agents, two that read the pages of",
+        f"a real HTTP server (`--live`, {found['when']}; load of the machine, 2 cores, {found['load']:.1f}):", "",
+        f"| | {' | '.join(RUNS.values())} |", "| --- |" + " --- |" * len(RUNS),
+        *(f"| {name} | {' | '.join(map(str, row))} |" for name, row in counted.items()),
+    ]  # fmt: skip
+
+
+def _cpu_part(spent: dict[str, Any] | None, has_cost: bool) -> list[str]:
     if spent is None:
         return []
     first, second = spent["bytes"]
+    whole = ["A collector with 1,000 targets was not measured as a whole: no quiet machine was at hand",
+             "(`--cost` does it)."]  # fmt: skip
     return [
         "", "## CPU", "",
         f"One node's pages ({first:,} and {second:,} bytes) take {spent['ms']} ms of CPU to parse, map and",
         f"pack (median of 60). That is {spent['cores_1000']} of a core for 1,000 nodes every 15 s, without the",
-        "network, in a process of its own. A collector with 1,000 targets was not measured as a whole:",
-        "no quiet machine was at hand (`--cost` does it).",
+        "network, in a process of its own.", *([] if has_cost else whole),
     ]  # fmt: skip
 
 
@@ -356,15 +379,17 @@ def main() -> None:
     parser.add_argument("--no-write", action="store_true")
     args = parser.parse_args()
     data: dict[str, Any] = json.loads(DATA.read_text()) if DATA.is_file() else {}
-    key = "cpu" if args.cpu else "cost" if args.cost else "found"
+    key = "cpu" if args.cpu else "cost" if args.cost else "live" if args.live else "found"
     if args.cpu:
         data["cpu"] = page_cpu()
     elif args.cost:
         data["cost"] = cost(args.nodes, args.seconds)
+    elif args.live:
+        data["live"] = found_in(args.seconds)
     else:
-        data["found"] = found_in(args.seconds) if args.live else replayed(args.seconds)
+        data["found"] = replayed(args.seconds)
     print(json.dumps(data[key]))
-    if not (args.no_write or args.live):
+    if not args.no_write:
         DATA.write_text(json.dumps(data, indent=1) + "\n")
         if "found" in data:
             PAGE.write_text(page(data))

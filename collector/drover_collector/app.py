@@ -37,7 +37,7 @@ from drover_collector.exporters.exports import Exports
 from drover_collector.exporters.page import FleetPage
 from drover_collector.fleet.buckets import Bucket
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.grpc_h2 import GrpcServer, ServerOptions
+from drover_collector.grpc_h2 import GrpcServer, Handler, ServerOptions
 from drover_collector.ingest.context import IngestContext, IngestListeners
 from drover_collector.ingest.limits import MESSAGE_BYTES
 from drover_collector.ingest.service import IngestService
@@ -69,6 +69,7 @@ from drover_collector.probes.scheduling.slurm_holds import SlurmHolds
 from drover_collector.probes.service import ProbeOrderService
 from drover_collector.probes.settings import ProbesConfig
 from drover_collector.process import memory, open_files
+from drover_collector.rest.otlp_grpc import OtlpService
 from drover_collector.rest.server import RestServer
 from drover_collector.scrape.feed import ScrapeFeed
 from drover_collector.scrape.forgeable import ForgeablePages
@@ -193,6 +194,11 @@ class Detection:
             store, config.store, lambda: self.pipeline.leading, troubles=self.pipeline.ticks.troubles,
             votes=lambda: self.ingest.stats.clock_votes, nodes=index.node_count,
         )  # fmt: skip
+
+    def methods(self, config: CollectorConfig) -> Mapping[str, Handler]:
+        """Return path -> handler, for the agents' server."""
+        found = self.ingest.methods()
+        return found | dict(OtlpService(self.scrape.writes.take_otlp).methods()) if config.rest.otlp.grpc else found
 
     def tasks(self, config: CollectorConfig) -> list[Callable[[], Awaitable[None]]]:
         """Return what runs next to judging; run each until cancelled."""
@@ -334,7 +340,7 @@ async def _serve(config: CollectorConfig, detection: Detection, stopping: asynci
     tls = server_tls(config.tls)
     denied = Denied(None if path is None else Path(path))
     gate = Gate(secure=tls is not None, denied=denied, on_refused=detection.exports.take_refusal)
-    methods = {path: gate.guarded(path, behaviour) for path, behaviour in ingest.methods().items()}
+    methods = {path: gate.guarded(path, behaviour) for path, behaviour in detection.methods(config).items()}
     agents = GrpcServer(methods, ServerOptions(MESSAGE_BYTES, open_files.connections()))
     async with contextlib.AsyncExitStack() as stack:
         # A file, not a port: on a port other users of this machine would bypass the limit of connections.

@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
 
-from drover_collector.auth.authorization import Gate, may_force
+from drover_collector.auth.authorization import OTLP_EXPORT, Gate, may_force
 from drover_collector.auth.tls import ServerTls
 from drover_collector.grpc_h2 import GrpcServer
 from drover_core import x509
@@ -21,17 +22,21 @@ from testbed.certificates import Files
 STREAM = "/drover.telemetry.v1.Telemetry/Stream"
 STATUS = "/drover.fleet.v1.Fleet/GetStatus"
 EXPORT = "/drover.fleet.v1.Fleet/Export"
+OF_AGENTS_SERVER = (STREAM, OTLP_EXPORT)
 WAIT_S = 20
 
 
 def methods() -> dict[str, Any]:
-    """Path -> descriptor of every method of both services."""
-    services = [telemetry_pb2.DESCRIPTOR.services_by_name["Telemetry"], fleet_pb2.DESCRIPTOR.services_by_name["Fleet"]]
+    """Path -> descriptor of every method of all services."""
+    services = [
+        telemetry_pb2.DESCRIPTOR.services_by_name["Telemetry"], fleet_pb2.DESCRIPTOR.services_by_name["Fleet"],
+        metrics_service_pb2.DESCRIPTOR.services_by_name["MetricsService"],
+    ]  # fmt: skip
     return {f"/{service.full_name}/{method.name}": method for service in services for method in service.methods}
 
 
 class Server:
-    """Every method of both services behind the gate; each answers with what it was asked."""
+    """Every method of all services behind the gate; each answers with what it was asked."""
 
     def __init__(self, files: Files, **gate: Any) -> None:
         self.tls = ServerTls(*files.paths)
@@ -41,12 +46,12 @@ class Server:
 
     async def __aenter__(self) -> Server:
         self.server = grpc.aio.server(interceptors=(self.gate,))
-        self.agents = GrpcServer({STREAM: self.gate.guarded(STREAM, self._stream)})
+        self.agents = GrpcServer({path: self.gate.guarded(path, self._stream) for path in OF_AGENTS_SERVER})
         self.agents_port = self.agents.listen("localhost", 0, self.tls.contexts("ingest.listen"))
         await self.agents.start()
         by_service: dict[str, dict[str, Any]] = {}
         for path, method in methods().items():
-            if path == STREAM:
+            if path in OF_AGENTS_SERVER:
                 continue
             _, service, name = path.split("/")
             by_service.setdefault(service, {})[name] = self._handler(method)
@@ -86,7 +91,7 @@ class Server:
     ) -> Any:
         options = (("grpc.use_local_subchannel_pool", 1),)
         chosen = credentials or (files.credentials if files else None)
-        target = f"localhost:{self.agents_port if path == STREAM else self.port}"
+        target = f"localhost:{self.agents_port if path in OF_AGENTS_SERVER else self.port}"
         return (
             grpc.aio.secure_channel(target, chosen, options) if chosen else grpc.aio.insecure_channel(target, options)
         )

@@ -33,9 +33,11 @@ log = logging.getLogger(__name__)
 
 READERS = frozenset(map(Role, fleet_methods.READERS))
 OPERATORS = frozenset(map(Role, fleet_methods.OPERATORS))
-# Path of each method of both services -> who may call it.
+OTLP_EXPORT = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
+# Path of each method of all services -> who may call it.
 ROLES: Mapping[str, frozenset[Role]] = {
     "/drover.telemetry.v1.Telemetry/Stream": frozenset({Role.AGENT}),
+    OTLP_EXPORT: frozenset({Role.WRITER}),
     **{method.path: frozenset(map(Role, method.roles)) for method in fleet_methods.METHODS.values()},
 }
 PAGE = READERS  # of /metrics

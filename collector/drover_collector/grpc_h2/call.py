@@ -56,10 +56,12 @@ class Call:
             Only a message that it leaves wakes the task, which costs as much as handling most messages. The handler
             that sets it also removes it.
         max_message_bytes: applies from the next message on.
+        inflates: False: `read` returns compressed messages as they came.
+        was_packed: the message that `read` returned last is compressed.
     """
 
-    __slots__ = ("_in_turn", "_reader", "_received_any", "_stream", "_task", "_transport", "_writers",
-                 "max_message_bytes", "on_message")  # fmt: skip
+    __slots__ = ("_in_turn", "_reader", "_received_any", "_stream", "_task", "_transport", "_writers", "inflates",
+                 "max_message_bytes", "on_message", "was_packed")  # fmt: skip
 
     def __init__(self, transport: CallTransport, stream: Stream, max_message_bytes: int) -> None:
         self._transport, self._stream = transport, stream
@@ -69,6 +71,7 @@ class Call:
         self._task: asyncio.Task[None] | None = None
         self.on_message: Callable[[bytes], bool] | None = None
         self.max_message_bytes = max_message_bytes
+        self.inflates, self.was_packed = True, False
 
     # ---- for the handler
 
@@ -268,10 +271,14 @@ class Call:
         if stream.window_in < HALF:
             self._refill_window()
         compressed, message = found
+        self.was_packed = False
         if not compressed:
             return message
         if not headers.COMPRESSED[stream.request.encoding]:
             raise messages.MessageError(grpc.StatusCode.INTERNAL, "a compressed message without grpc-encoding")
+        if not self.inflates:
+            self.was_packed = True
+            return message
         return messages.inflate(message, self.max_message_bytes)
 
     def _refill_window(self) -> None:

@@ -32,6 +32,7 @@ RETRY_S = 5.0  # after another refusal, and until the process is started again
 SILENT_S = 60.0  # without a word of the process, until it is started again
 NAMED = 3
 WRITE_S = 8.0  # for a request of remote_write or OTLP
+LATE = f"it was not taken within {WRITE_S:g} s; send it again"
 MAX_UNTAKEN = 16 << 20  # bytes of such requests that the process has not read
 
 
@@ -196,6 +197,14 @@ class Writes:
         """Have a request of OTLP taken; from any other thread."""
         return self._asked(frames.OTLP, form.pack(body))
 
+    async def take_otlp(self, form: Form, body: bytes) -> Answer:
+        """Have a request of OTLP taken, in the event loop."""
+        try:
+            async with asyncio.timeout(WRITE_S):
+                return await self._ask(frames.OTLP, form.pack(body))
+        except TimeoutError:
+            return Answer(503, LATE)
+
     def _asked(self, kind: bytes, message: bytes) -> Answer:
         loop = self._loop
         if loop is None:
@@ -205,7 +214,7 @@ class Writes:
             return asked.result(WRITE_S)
         except TimeoutError:
             asked.cancel()
-            return Answer(503, f"it was not taken within {WRITE_S:g} s; send it again")
+            return Answer(503, LATE)
 
     async def _ask(self, kind: bytes, message: bytes) -> Answer:
         if self._to is None or self._to.transport.get_write_buffer_size() > MAX_UNTAKEN:
@@ -264,7 +273,7 @@ class ScrapeFeed:
 
     @property
     def _is_used(self) -> bool:
-        return bool(self._configs) or self._remote_write.enabled or self._otlp.enabled
+        return bool(self._configs) or self._remote_write.enabled or self._otlp.taken
 
     @property
     def writes(self) -> Writes:

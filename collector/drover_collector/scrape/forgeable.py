@@ -22,7 +22,9 @@ class ForgeablePages:
 
     def __init__(self, configs: Sequence[ScrapeConfig], *sent: WriteInConfig | OtlpInConfig) -> None:
         """`sent`: how values of any node may be sent."""
-        self._any_written = any(way.enabled and way.ask_first for way in sent)
+        self._any_written = any(
+            way.ask_first for way in sent if (way.taken if isinstance(way, OtlpInConfig) else way.enabled)
+        )
         self._lists = [TargetList(config) for config in configs if not config.tls and config.ask_first]
         self._lock = threading.Lock()
         self._nodes: Set[str] = frozenset()

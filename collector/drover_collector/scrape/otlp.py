@@ -29,6 +29,7 @@ MAX_ATTRIBUTES_BYTES = 16_384  # of one point
 MAX_RESOURCE_BYTES = 65_536  # of one resource
 MAX_RESOURCE_LABELS = 512
 MAX_UNIT = 63  # characters that are kept of a unit, as an SDK allows; a longer one is none of the conventions'
+MAX_UNUSED_NAMES, MAX_NAME = 64, 128  # of metrics that nobody wants: so many are named, in so many characters
 MAX_PARTS = 200_000  # resources, scopes, metrics, points and attributes of a request in JSON
 MAX_KNOWN = 500_000  # series whose attributes are kept; 1,000 nodes of 8 GPUs have some 376,000
 MAX_KNOWN_BYTES = 512 << 20  # of these attributes; Python needs some more for each
@@ -70,11 +71,19 @@ class Point(Generic[T]):
 
 @dataclass(slots=True)
 class Read(Generic[T]):
-    """`rejected`: why points are not used -> how many. `unused`: metrics that nobody wants, which are not read."""
+    """`rejected`: why points are not used -> how many. `unused`: metrics that nobody wants, which are not read;
+    `unused_names`: of some of them."""
 
     points: list[Point[T]] = field(default_factory=list)
     rejected: Counter[str] = field(default_factory=Counter)
     unused: int = 0
+    unused_names: set[str] = field(default_factory=set)
+
+    def leave_out(self, name: str) -> None:
+        """Count a metric that nobody wants."""
+        self.unused += 1
+        if len(self.unused_names) < MAX_UNUSED_NAMES:
+            self.unused_names.add(name[:MAX_NAME])
 
 
 class Taker(Protocol[T_co]):
@@ -105,7 +114,7 @@ def unpacked(body: bytes, is_gzip: bool, most: int = MAX_PLAIN) -> bytes:
 
 def _gunzipped(body: bytes, most: int) -> bytes:
     if len(body) < 18 or body[:2] != b"\x1f\x8b":
-        raise WriteError("the request is not gzip, as its Content-Encoding says")
+        raise WriteError("the request is not gzip, as it says")
     size = int.from_bytes(body[-4:], "little")
     if size > most:
         raise WriteError(f"the request unpacks to {size} bytes; at most {most} may be")
@@ -120,7 +129,7 @@ def _gunzipped(body: bytes, most: int) -> bytes:
             parts.append(part)
             piece = stream.unconsumed_tail
     except zlib.error:
-        raise WriteError("the request is not gzip, as its Content-Encoding says") from None
+        raise WriteError("the request is not gzip, as it says") from None
     if not stream.eof or stream.unused_data:
         raise WriteError("the request's gzip is cut off, or is more than one")
     return b"".join(parts)
@@ -221,7 +230,7 @@ class _Request(Generic[T]):
     def _metric(self, resource: _Resource[T], at: int, end: int) -> None:
         instrument, data = self._instrument(at, end)
         if self._known.taker.refusal(instrument) is None:  # nobody wants this name: its points are not read
-            self.found.unused += 1
+            self.found.leave_out(instrument.name)
             return
         points, temporality = [], 0
         for tag, _, begin, stop in fields(self._plain, *data, self.budget):

@@ -32,6 +32,8 @@ from drover_collector.scrape.tables import Table, table
 from drover_collector.scrape.wire import WriteError
 
 NAMED = 4  # reasons in one answer
+NAMES_IN_ONE, NAMES_KEPT = 8, 10_000  # names of metrics that nobody wants: in one answer, and remembered
+NAMED_AGAIN_S = 600.0  # between two answers that name one: a sender logs each
 DELTA = "a sum without cumulative temporality: set the sender to cumulative, or use the processor deltatocumulative"
 NO_NUMBER = "of a histogram or summary: a gauge or a sum is needed"
 OTHER_UNIT = "of another unit than the conventions': {}"
@@ -84,6 +86,7 @@ class OtlpTaker:
         self._protobuf, self._json = Reader(self._known), JsonReader(self._known)
         self._changes = 0
         self._now_s = 0.0
+        self._named_s: dict[str, float] = {}  # metric that nobody wants -> when an answer named it
 
     def take(self, body: bytes, form: Form, now_ms: int, now_s: float) -> Answer:
         """Take a request.
@@ -117,8 +120,20 @@ class OtlpTaker:
                     received.restart(point.series, point.ts_ms)
                 point.series.start = point.start
         if read.unused and not read.points and not rejected:
-            return Answer(200, f"Drover uses none of these {read.unused} metrics; see docs/how-to/without-agents.md")
-        return Answer(200, _sentence(rejected), rejected.total())
+            return Answer(200, _unused(sorted(read.unused_names), f"Drover uses none of these {read.unused} metrics"))
+        texts = _sentence(rejected), self._not_named_yet(read.unused_names)
+        return Answer(200, "; ".join(filter(None, texts)), rejected.total())
+
+    def _not_named_yet(self, names: set[str]) -> str:
+        """Return a sentence about metrics that nobody wants and no answer has named lately."""
+        since_s = self._now_s - NAMED_AGAIN_S
+        fresh = sorted(name for name in names if self._named_s.get(name, since_s) <= since_s)[:NAMES_IN_ONE]
+        if not fresh:
+            return ""
+        if len(self._named_s) > NAMES_KEPT:
+            self._named_s.clear()
+        self._named_s.update(dict.fromkeys(fresh, self._now_s))
+        return _unused(fresh, "Drover does not use these metrics")
 
     # ---- what is used
 
@@ -154,6 +169,13 @@ class OtlpTaker:
             if node:
                 return node
         return ""
+
+
+def _unused(names: list[str], what: str) -> str:
+    """Return which metrics stand in no table, for the sender's log."""
+    shown = ", ".join("".join(c for c in name if c.isprintable()) for name in names[:NAMES_IN_ONE])
+    more = " and more" if len(names) > NAMES_IN_ONE else ""
+    return f"{what}: {shown}{more}; see docs/how-to/without-agents.md"
 
 
 def _sentence(rejected: Mapping[str, int]) -> str:

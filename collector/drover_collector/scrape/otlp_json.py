@@ -74,7 +74,7 @@ class JsonReader(Generic[T]):
         instrument = Instrument(_text(metric, "name"), _text(metric, "unit")[:MAX_UNIT], kind, is_cumulative)
         why = self._known.taker.refusal(instrument)
         if why is None:
-            found.unused += 1
+            found.leave_out(instrument.name)
             return
         points = _list(data, "dataPoints", budget)
         if why:

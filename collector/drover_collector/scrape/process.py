@@ -272,9 +272,9 @@ class Takers:
 
     def __init__(self, write: WriteInConfig, otlp: OtlpInConfig) -> None:
         """`received` is what they bring; None: neither is enabled."""
-        self.received = Received() if write.enabled or otlp.enabled else None
+        self.received = Received() if write.enabled or otlp.taken else None
         self._write = WriteTaker(write, self.received) if self.received is not None and write.enabled else None
-        self._otlp = OtlpTaker(otlp, self.received) if self.received is not None and otlp.enabled else None
+        self._otlp = OtlpTaker(otlp, self.received) if self.received is not None and otlp.taken else None
 
     def answer(self, kind: bytes, message: bytes) -> Answer:
         now_ms, now_s = time.time_ns() // 1_000_000, time.monotonic()

@@ -150,11 +150,15 @@ class WriteInConfig:
 
 @dataclass(frozen=True, slots=True)
 class OtlpInConfig:
-    """How values of nodes are taken by OTLP/HTTP. It is served where REST is."""
+    """How values of nodes are taken by OTLP: over HTTP where REST is, over gRPC where agents report."""
 
     enabled: bool = setting(
         False, "take OTLP metrics (HTTP, protobuf or JSON) at /v1/metrics of rest.listen, by certificates of the role"
         " writer",
+    )  # fmt: skip
+    grpc: bool = setting(
+        False, "take OTLP metrics over gRPC at ingest.listen, by certificates of the role writer; with or without the"
+        " above",
     )  # fmt: skip
     exporters: tuple[str, ...] = setting(
         ALL_NAMES, "whose metrics are used: dcgm, amd, node by the names on their pages, hw by OpenTelemetry's"
@@ -169,6 +173,11 @@ class OtlpInConfig:
     ask_first: bool = setting(
         True, "a person is asked before Drover takes out a node that has no agent, also in enforce mode"
     )
+
+    @property
+    def taken(self) -> bool:
+        """Whether it is taken in any way."""
+        return self.enabled or self.grpc
 
 
 def validate_scrape(configs: Sequence[ScrapeConfig]) -> None:

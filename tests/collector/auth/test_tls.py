@@ -12,7 +12,7 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from drover_collector.auth.authorization import OPERATORS, ROLES
+from drover_collector.auth.authorization import OPERATORS, OTLP_EXPORT, ROLES
 from drover_collector.auth.identity import Role
 from drover_collector.auth.tls import ServerTls
 from drover_core import x509
@@ -38,8 +38,8 @@ def collector(fleet: Fleet) -> Files:
 def test_every_method_has_roles() -> None:
     assert set(methods()) == set(ROLES)
     assert ROLES["/drover.fleet.v1.Fleet/Backup"] == OPERATORS
-    of_rest_alone = {Role.WRITER}
-    assert {role for roles in ROLES.values() for role in roles} == set(Role) - of_rest_alone
+    assert {path for path, roles in ROLES.items() if Role.WRITER in roles} == {OTLP_EXPORT}
+    assert {role for roles in ROLES.values() for role in roles} == set(Role)
 
 
 async def _who_may_what(fleet: Fleet, collector: Files) -> None:

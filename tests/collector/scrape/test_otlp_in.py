@@ -11,6 +11,7 @@ import pytest
 
 from drover_collector.config import CollectorConfig, RestConfig, validate
 from drover_collector.scrape.blind import blindness
+from drover_collector.scrape.forgeable import ForgeablePages
 from drover_collector.scrape.gpu_ids import GpuId
 from drover_collector.scrape.mapping import PageMapper
 from drover_collector.scrape.otlp_in import DELTA, NO_NUMBER, Answer, Form, OtlpTaker
@@ -314,6 +315,32 @@ def test_a_series_is_found_again_after_its_node_was_forgotten() -> None:
     assert received.one_round(3703.0).found.gpus
 
 
-def test_it_needs_the_listener_of_rest() -> None:
+@pytest.mark.parametrize("form", [PROTOBUF, JSON])
+def test_what_stands_in_no_table_is_named_now_and_then(form: Form) -> None:
+    received, points = Otlp(), scraped("dcgm.txt", "dcgm")
+    others = [Points(f"app.queue.{number}", [({}, 1.0)]) for number in range(10)]
+    first = received.send([*points, *others], form=form)
+    assert (first.status, first.rejected) == (200, 0)
+    assert first.text == (
+        "Drover does not use these metrics: app.queue.0, app.queue.1, app.queue.2, app.queue.3, app.queue.4,"
+        " app.queue.5, app.queue.6, app.queue.7; see docs/how-to/without-agents.md"
+    )
+    second = received.send([*points, *others], T0 + 15_000, 15.0, form=form)
+    assert "these metrics: app.queue.8, app.queue.9;" in second.text
+    assert received.send([*points, *others], T0 + 30_000, 30.0, form=form).text == ""
+    assert "app.queue.0, " in received.send([*points, *others], T0 + 601_000, 601.0, form=form).text
+    alone = received.send(others, T0 + 602_000, 602.0, form=form)
+    assert alone.text.startswith("Drover uses none of these 10 metrics: app.queue.0, ")
+    assert "app.queue.7 and more;" in alone.text
+
+
+def test_http_needs_the_listener_of_rest_and_grpc_does_not() -> None:
     with pytest.raises(SettingsError, match=r"rest.otlp.enabled: it is served at rest.listen"):
         validate(CollectorConfig(rest=RestConfig(otlp=OtlpInConfig(True))), {})
+    validate(CollectorConfig(rest=RestConfig(otlp=OtlpInConfig(grpc=True))), {})
+
+
+def test_what_comes_over_grpc_alone_is_as_forgeable_as_over_http() -> None:
+    assert "n0" in ForgeablePages([], OtlpInConfig(grpc=True))
+    assert "n0" not in ForgeablePages([], OtlpInConfig(grpc=True, ask_first=False))
+    assert "n0" not in ForgeablePages([], OtlpInConfig())

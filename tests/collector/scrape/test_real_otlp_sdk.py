@@ -1,4 +1,7 @@
-"""The official OpenTelemetry SDK for Python sends to a whole collector, whose API then answers for the node."""
+"""The official OpenTelemetry SDK for Python sends to a whole collector, whose API then answers for the node.
+
+One program sends over HTTP, another over gRPC, each for a node of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from pathlib import Path
 
 import grpc
 import pytest
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.metrics import CallbackOptions, Observation
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.export import MetricExporter, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 
 from drover_proto import fleet_methods as methods
@@ -21,19 +25,22 @@ from drover_proto import fleet_pb2 as pb
 from testbed import collector_process
 from testbed.waiting import wait_until
 
-UUIDS = [f"GPU-0000000{n}-1111-2222-3333-444444444444" for n in range(2)]
+
+def _uuid(node: str, gpu: int) -> str:
+    return f"GPU-0000000{gpu}-1111-2222-3333-4444444444{node}"
 
 
-def _meters(url: str) -> MeterProvider:
+def _meters(exporter: MetricExporter, node: str) -> MeterProvider:
     """Return what a program on a GPU node does to report its GPUs by the conventions."""
-    exporter = OTLPMetricExporter(url, compression=Compression.Gzip, timeout=10)
     reader = PeriodicExportingMetricReader(exporter, export_interval_millis=600_000)  # the test asks for each
-    provider = MeterProvider([reader], Resource.create({"host.name": "n1"}))
+    provider = MeterProvider([reader], Resource.create({"host.name": node}))
     meter = provider.get_meter("gpus")
 
     def each(values: Iterable[float]) -> list[Observation]:
         return [
-            Observation(value, {"hw.id": UUIDS[n], "hw.type": "gpu", "hw.name": f"gpu{n}", "hw.model": "NVIDIA H100"})
+            Observation(
+                value, {"hw.id": _uuid(node, n), "hw.type": "gpu", "hw.name": f"gpu{n}", "hw.model": "NVIDIA H100"}
+            )
             for n, value in enumerate(values)
         ]
 
@@ -46,34 +53,40 @@ def _meters(url: str) -> MeterProvider:
     meter.create_observable_gauge("hw.power", [power], "W")
     meter.create_observable_up_down_counter("hw.gpu.memory.usage", [used], "By")
     meter.create_counter("gpu.jobs").add(1)  # nobody wants it
-    meter.create_histogram("hw.gpu.utilization", "1").record(0.5, {"hw.id": UUIDS[0]})  # no gauge: it is rejected
+    meter.create_histogram("hw.gpu.utilization", "1").record(0.5, {"hw.id": _uuid(node, 0)})  # no gauge: it is rejected
     return provider
 
 
 @pytest.mark.timeout(90)
-def test_the_official_sdk_feeds_a_node_without_an_agent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settings = '[rest]\nlisten = "127.0.0.1:0"\n[rest.otlp]\nenabled = true\n'
+def test_the_official_sdk_feeds_nodes_without_an_agent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = '[rest]\nlisten = "127.0.0.1:0"\n[rest.otlp]\nenabled = true\ngrpc = true\n'
     with (
         collector_process.collector(collector_process.write(tmp_path, settings)) as running,
         closing(grpc.insecure_channel(running.addresses["Fleet API"])) as channel,
     ):
-        provider = _meters(f"http://{running.addresses['REST']}/v1/metrics")
+        url, gzip = f"http://{running.addresses['REST']}/v1/metrics", grpc.Compression.Gzip
+        exporters: dict[str, MetricExporter] = {
+            "n1": OTLPMetricExporter(url, compression=Compression.Gzip, timeout=10),
+            "n2": GrpcExporter(running.addresses["agents"], insecure=True, compression=gzip, timeout=10),
+        }
+        providers = {name: _meters(exporter, name) for name, exporter in exporters.items()}
 
-        def node() -> pb.NodeDetail:
-            provider.force_flush()
-            return methods.GET_NODE.of(channel)(pb.NodeRequest(node="n1"), timeout=10)
+        def node(name: str) -> pb.NodeDetail:
+            providers[name].force_flush()
+            return methods.GET_NODE.of(channel)(pb.NodeRequest(node=name), timeout=10)
 
-        def values(metric: str) -> list[float]:
-            return [v.value for gpu in node().gpus for v in gpu.values if v.metric == metric and v.present]
+        def values(name: str, metric: str) -> list[float]:
+            return [v.value for gpu in node(name).gpus for v in gpu.values if v.metric == metric and v.present]
 
         try:
-            with caplog.at_level(logging.WARNING, "opentelemetry"):
-                wait_until(lambda: len(values("power_w")) == 2, "both GPUs have values", 60)
-            assert values("power_w") == [pytest.approx(value, rel=1e-3) for value in (300.5, 688.25)]
-            assert values("framebuffer_used_bytes") == [pytest.approx(value, rel=1e-3) for value in (1e9, 7e10)]
-            assert not values("gpu_util_ratio")
-            found = node().row
-            assert found.agent_version.endswith("(scraped)")
+            for name in providers:
+                with caplog.at_level(logging.WARNING, "opentelemetry"):
+                    wait_until(lambda name=name: len(values(name, "power_w")) == 2, f"{name}'s GPUs have values", 60)
+                assert values(name, "power_w") == [pytest.approx(value, rel=1e-3) for value in (300.5, 688.25)]
+                used = [pytest.approx(value, rel=1e-3) for value in (1e9, 7e10)]
+                assert values(name, "framebuffer_used_bytes") == used
+                assert not values(name, "gpu_util_ratio")
+                assert node(name).row.agent_version.endswith("(scraped)")
 
             def state() -> pb.ScrapingState:
                 return methods.GET_SYSTEM.of(channel)(pb.SystemRequest(), timeout=10).scraping
@@ -83,4 +96,5 @@ def test_the_official_sdk_feeds_a_node_without_an_agent(tmp_path: Path, caplog: 
             assert any("histogram" in why for why in state().unused)
             assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
         finally:
-            provider.shutdown()
+            for provider in providers.values():
+                provider.shutdown()
