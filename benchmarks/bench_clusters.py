@@ -299,6 +299,7 @@ def real(folder: Path, given: argparse.Namespace, browser: Any, found: dict[str,
                 running(
                     own, "drover_agent.main", "fleet", "--collector", f"127.0.0.1:{agents}", "--interval", "5",
                     "--fleet", f"{own}/fleet.toml", "--spool-dir", f"{own}/spool", "--seed", str(number),
+                    "--faults", "none",
                 )
             )  # fmt: skip
             print(f"{own.name} runs", file=sys.stderr, flush=True)
