@@ -54,7 +54,16 @@ class Kind:
     of_others: dict[str, str] = field(default_factory=dict)
 
 
-WAITING = {"FI_DEV_POWER_INSTANT": "540000", "GPM_METRIC_ANY_TENSOR_UTIL": "38.6", "GPM_METRIC_DRAM_BW_UTIL": "42"}
+# In a collective's kernel, which needs few SMs, for a third of each step.
+WAITING = {
+    "FI_DEV_POWER_INSTANT": "540000", "GPM_METRIC_ANY_TENSOR_UTIL": "34.5", "GPM_METRIC_DRAM_BW_UTIL": "37.5",
+    "GPM_METRIC_SM_UTIL": "68",
+}  # fmt: skip
+# Nothing runs for a quarter of each step.
+STARVED = WAITING | {
+    "FI_DEV_POWER_INSTANT": "520000", "nvmlDeviceGetUtilizationRates.gpu": "74", "GPM_METRIC_GRAPHICS_UTIL": "73",
+    "GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC": "89000", "GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC": "90000",
+}  # fmt: skip
 IDLE = SPIN | {
     "FI_DEV_POWER_INSTANT": "70000", "nvmlDeviceGetUtilizationRates.gpu": "0", "GPM_METRIC_SM_UTIL": "0",
     "GPM_METRIC_GRAPHICS_UTIL": "0", "GPM_METRIC_DRAM_BW_UTIL": "0", "nvmlDeviceGetComputeRunningProcesses": "0",
@@ -74,7 +83,7 @@ KINDS = {
     ),
     "storage": Kind(
         "5003", "all ranks wait 0.09 s longer for their data in each step", all_wait_s=0.09,
-        of_culprit=WAITING, of_others=WAITING,
+        of_culprit=STARVED, of_others=STARVED,
     ),
     "size": Kind(
         "5004", "rank 2 came to a collective with another size; the others wait", of_culprit=SPIN, of_others=SPIN
