@@ -76,7 +76,7 @@ KINDS = {
         of_culprit={
             "nvmlDeviceGetEnforcedPowerLimit": "420000", "nvmlDeviceGetPowerManagementLimit": "420000",
             "FI_DEV_POWER_INSTANT": "418000", "nvmlDeviceGetClockInfo(SM)": "1230",
-            "GPM_METRIC_ANY_TENSOR_UTIL": "38.6", "GPM_METRIC_SM_UTIL": "96",
+            "GPM_METRIC_ANY_TENSOR_UTIL": "34.5", "GPM_METRIC_DRAM_BW_UTIL": "37.5",
             "FI_DEV_CLOCKS_EVENT_REASON_SW_POWER_CAP": "5000000000+1000000000",
         },
         of_others=WAITING,
