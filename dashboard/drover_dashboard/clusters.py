@@ -169,7 +169,7 @@ def _strip(received: LastAnswers, now_ms: int) -> dict[str, Any]:
         "nodes": status.nodes_expected, "reporting": status.nodes_reporting, "gpus": status.gpus_expected,
         "health": _health(status.gpus_by_health, status.gpus_expected),
         "incidents": {s.value: status.open_incidents_by_severity[s] for s in reversed(SEVERITY_ORDER)},
-        "pending": status.pending, "notes": _notes(status),
+        "judged": bool(status.newest_tick_ms), "pending": status.pending, "notes": _notes(status),
     }  # fmt: skip
 
 
@@ -204,6 +204,7 @@ def _total(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "answering": len(fresh), "clusters": len(rows), "uncounted": len(rows) - len(fresh) - len(old),
         "gpus": sum(row["gpus"] for row in (*fresh, *old)), "health": health,
         "incidents": {s.value: sum(row["incidents"][s.value] for row in fresh) for s in Severity},
+        "judged": bool(fresh) and all(row["judged"] for row in fresh),
         "pending": sum(row["pending"] for row in fresh),
         "modes": {m: sum(row["mode"] == m for row in fresh) for m in sorted({row["mode"] for row in fresh})},
     }  # fmt: skip

@@ -27,11 +27,13 @@ class Collector(FleetServicer):
 
     def __init__(self, name: str, severity: Severity) -> None:
         self.name, self.severity, self.acts = name, severity, []
+        self.judged, self.sick = True, True
 
     def GetStatus(self, request: Any, context: Any) -> pb.Status:
         return pb.Status(
-            fleet=self.name, mode="observe", gpus_expected=9, gpus_by_health={"healthy": 7, "suspect": 1}, ts_ms=T0
-        )
+            fleet=self.name, mode="observe", gpus_expected=9, gpus_by_health={"healthy": 7, "suspect": 1}, ts_ms=T0,
+            newest_tick_ms=T0 if self.judged else 0,
+        )  # fmt: skip
 
     def ListNodes(self, request: Any, context: Any) -> pb.NodeList:
         fits = request.contains in "n1"
@@ -42,6 +44,8 @@ class Collector(FleetServicer):
         return pb.SearchReply(hits=hits * (request.text == "n1"))
 
     def ListIncidents(self, request: Any, context: Any) -> pb.IncidentList:
+        if not self.sick:
+            return pb.IncidentList()
         one = Incident(
             f"{self.name}1", IncidentKind.XID, "xid_79", "node", "n1", None, (("n1", None),), T0, T0, None,
             self.severity, 0.9, RecommendedAction.DRAIN, f"n1 of {self.name} is sick", "", (), (), ("xid",),
@@ -81,6 +85,7 @@ def two(served: dict[str, tuple[Collector, str]], file: Path) -> dict[str, Colle
     write(file, 'current = "west"', {name: address for name, (_, address) in served.items()})
     for collector, _ in served.values():
         collector.acts.clear()
+        collector.judged, collector.sick = True, True
     return {name: collector for name, (collector, _) in served.items()}
 
 
@@ -243,6 +248,23 @@ def test_files_that_are_named_are_not_completed_from_the_environment(
     args = build_parser().parse_args(["status", "--cluster", "west", "--ca", "west-ca.pem"])
     contexts.resolve(args)
     assert (str(args.ca), args.cert, args.key) == ("west-ca.pem", None, None)
+
+
+def test_no_incident_is_none_only_where_something_was_judged(two, served, file: Path, capsys) -> None:
+    for collector in two.values():
+        collector.sick = False
+    assert said(capsys, "incidents")[0] == "no open incidents\n"
+    assert said(capsys, "--cluster", "all", "incidents")[0] == "no open incidents\n"
+    two["east"].judged = False
+    assert "east has judged nothing yet" in said(capsys, "--cluster", "all", "incidents")[0]
+    assert "what is open is not known" in said(capsys, "--cluster", "east", "incidents", "--state", "all")[0]
+    assert said(capsys, "--cluster", "east", "incidents", "--state", "closed")[0] == "no closed incidents\n"
+    rows = {line.split()[0]: line.split() for line in said(capsys, "clusters")[0].splitlines()[2:]}
+    assert (rows["west"][7], rows["east"][7]) == ("none", "?")
+    write(file, "", {"west": served["west"][1], "north": f"127.0.0.1:{free_port()}"})
+    assert said(capsys, "--cluster", "all", "incidents", code=3)[0] == "no open incidents in the clusters that answer\n"
+    write(file, "", {"north": f"127.0.0.1:{free_port()}"})
+    assert said(capsys, "--cluster", "all", "incidents", code=3)[0].startswith("no cluster answers")
 
 
 def test_all_clusters_merged_the_worst_first_and_who_is_away_is_named(two, served, file: Path, capsys) -> None:

@@ -14,6 +14,7 @@ from testbed.fleet_stand_in import FleetStandIn
 
 NAN = float("nan")
 HOUR_MS = 3_600_000
+JUDGED = {"newest_tick_ms": 1}  # of the collector
 LOSS = pb.JobLoss(
     from_ms=1_800_000_000_000, held_ms=32 * HOUR_MS, lost_ms=3 * HOUR_MS,
     shares=pb.LedgerShares(waiting_ms=3 * HOUR_MS),
@@ -52,6 +53,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         def GetJob(self, request: pb.JobRequest) -> pb.JobDetail:
             requests.append(request)
             return DETAIL
+
+        def GetStatus(self, request: pb.StatusRequest) -> pb.Status:
+            return pb.Status(**JUDGED)
 
     Stub().install(monkeypatch)
     return requests
@@ -99,6 +103,20 @@ def test_one_job_has_those_in_trouble_first(asked: list[Any], capsys: pytest.Cap
     assert "not known: steps: nothing reports them" in out
     assert "\x1b" not in out
     assert "PLACE" not in out
+
+
+def test_no_incident_names_a_job_only_once_something_was_judged(
+    asked: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DETAIL.row.hurt = ""
+    try:
+        assert main(["job", "t1"]) == 0
+        assert "no open incident names it" in capsys.readouterr().out
+        monkeypatch.setitem(JUDGED, "newest_tick_ms", 0)
+        assert main(["job", "t1"]) == 0
+        assert "nothing is judged yet: whether an incident names it is not known" in capsys.readouterr().out
+    finally:
+        DETAIL.row.hurt = ROW.hurt
 
 
 def test_one_job_shows_where_its_ranks_stand(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:

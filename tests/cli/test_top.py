@@ -76,6 +76,14 @@ def test_a_frame_fits(width: int, height: int, racks: int, incidents: int, jobs:
     assert any("demo" in line for line in lines)
 
 
+def test_a_job_is_not_hurt_only_once_something_was_judged() -> None:
+    found = facts(incidents=0, jobs=0)
+    found.jobs = [pb.JobRow(job="train", gpus=8, nodes=1)]
+    assert any(line.rstrip().endswith("not known") for line in drawn(found, 120, 30))
+    found.status.newest_tick_ms = NOW_MS
+    assert any(line.rstrip().endswith("not hurt") for line in drawn(found, 120, 30))
+
+
 def test_every_gpu_has_a_sign_that_needs_no_colour() -> None:
     lines = drawn(facts(), 100, 40)
     rack0, rack1 = (next(line for line in lines if line.startswith(rack)) for rack in ("r0", "r1"))

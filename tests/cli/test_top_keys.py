@@ -108,6 +108,13 @@ def test_a_screen_fits_and_nothing_steers_the_terminal(view: str, width: int, he
         assert "\x1b" not in "".join(lines)
 
 
+def test_the_list_of_jobs_says_what_is_not_judged_yet() -> None:
+    found = facts()
+    assert sum("not known" in line for line in drawn(found, Look("jobs"))) == 2
+    found.status.newest_tick_ms = NOW
+    assert sum("not hurt" in line for line in drawn(found, Look("jobs"))) == 2
+
+
 STEER = "\x1b[2J\x07\x9b31m\u202e"
 
 

@@ -56,6 +56,7 @@ class Chosen(FleetServicer):
         self.currency, self.measured = "", True
         self.judged = True  # it has judged since it began
         self.ledger = pb.Ledger()
+        self.ledgers: list[pb.LedgerRequest] = []  # that were asked for
         self.preview = pb.ActPreview(may_act=True)
         self.series: list[pb.SeriesRequest] = []
         self.peers: list[pb.InventoryPeers] = []
@@ -228,6 +229,7 @@ class Chosen(FleetServicer):
 
     def GetLedger(self, request: pb.LedgerRequest, context: grpc.ServicerContext) -> pb.Ledger:
         self._called("ledger", context)
+        self.ledgers.append(request)
         return self.ledger
 
     def ListRisk(self, request: pb.RiskRequest, context: grpc.ServicerContext) -> pb.RiskList:

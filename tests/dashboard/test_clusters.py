@@ -257,6 +257,14 @@ def test_what_is_not_of_now_is_never_counted_as_healthy(status: Answer[pb.Status
     assert found["total"]["answering"] == 1 + (state == "fresh")
 
 
+def test_a_cluster_that_has_judged_nothing_is_not_without_incidents() -> None:
+    judged = LastAnswers("a", answer(newest_tick_ms=NOW), Answer(None, 0))
+    found = clusters.strips([judged, LastAnswers("b", answer(), Answer(None, 0))], NOW)
+    assert [strip["judged"] for strip in found["clusters"]] == [True, False]
+    assert not found["total"]["judged"]
+    assert clusters.strips([judged], NOW)["total"]["judged"]
+
+
 def test_gpus_that_no_word_covers_are_unknown() -> None:
     odd = Answer(pb.Status(gpus_expected=10, gpus_by_health={"healthy": 4, "splendid": 1}), NOW)
     (strip,) = clusters.strips([LastAnswers("a", odd, Answer(None, 0))], NOW)["clusters"]

@@ -51,6 +51,7 @@ def test_the_frame_has_cluster_mode_what_waits_and_what_is_open(shared: FleetCli
         ("i1", "critical", "incidents?id=i1")
     ]
     assert "trouble" not in found
+    assert found["judged"], "else an empty list does not mean that nothing is open"
     chosen.calls.clear()
     shared.status(), shared.incidents("open", limit=50)
     assert chosen.calls == [], "the Fleet page asks the same: one answer for both"

@@ -218,6 +218,9 @@ def test_the_csv_has_all_columns_and_no_formula() -> None:
     assert row["title"] == "XID 79 on n2 GPU 1"
     assert (row["rack"], row["assignee"], row["tickets"], row["gpu_hours_lost"]) == ("r1", "bo", "OPS-1 OPS-2", "")
     assert row["summary"] == "'=gone, really"
+    steering = ("=1", "\t=1", "\r=1", "\n=1", "\0=1")
+    for (safe,) in list(csv.reader(io.StringIO(csv_file.csv_text([], [[text] for text in steering]), newline="")))[1:]:
+        assert safe.startswith("'")
     assert csv_file.csv_text(["a"], [[-1.5]]) == "a\r\n-1.5\r\n"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 from streamlit.testing.v1 import AppTest
 
@@ -79,6 +80,45 @@ def test_the_ledger_has_each_team_and_job_and_is_asked_for_when_it_is_looked_at(
         ["2 more jobs", "30.0", "33.3 to 100.0 %", "0.0", "0", "0.0", "20.0"],
     ]  # fmt: skip
     assert "Steps are not known." in {text.value for text in app.text}
+
+
+def test_of_many_teams_none_is_left_out_of_the_sum(
+    shared: FleetClient, chosen: Any, drawn: dict[str, dict[str, Any]]
+) -> None:
+    found = ledger()
+    del found.teams[:]
+    found.teams.extend(row(f"team {number}", 3, 1, interruptions=1) for number in range(25))
+    found.total.CopyFrom(row("", 75, 25, interruptions=25))
+    chosen.ledger = found
+    opened(show="ledger")
+    bars = drawn["ledger_bars"]["rows"]
+    assert bars[-1]["label"] == "13 more teams"
+    assert sum(sum(each["values"]) for each in bars[1:]) == 100
+    last = [cell["text"] for cell in drawn["ledger_groups"]["rows"][-1]["cells"]]
+    assert last == ["13 more teams", "52.0", "75.0 %", "13.0", "13", "0.0", "0.0"]
+    assert drawn["ledger_groups"]["columns"][0]["wrap"], "a name of 200 letters is no table of 200 letters"
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED])
+def test_a_ledger_that_does_not_come_can_be_asked_for_again(
+    shared: FleetClient, chosen: Any, drawn: dict[str, dict[str, Any]], code: grpc.StatusCode
+) -> None:
+    chosen.ledger, chosen.failure = ledger(), (code, "another report is being made")
+    app = opened(show="ledger")
+    assert any("Collector" in text.value for text in app.text)
+    chosen.failure = None
+    next(button for button in app.button if button.label == "Ask again").click().run()
+    assert app.metric
+    assert "Ask again" not in {button.label for button in app.button}
+
+
+def test_the_longest_time_is_never_longer_than_a_ledger_may_be(
+    shared: FleetClient, chosen: Any, drawn: dict[str, dict[str, Any]]
+) -> None:
+    """The collector's clock may be seconds ahead, and the question takes its way."""
+    opened(show="ledger", span="90 days")
+    (asked,) = chosen.ledgers
+    assert asked.to_ms - asked.from_ms == 35 * 86_400_000
 
 
 def test_no_job_is_no_goodput_of_zero(shared: FleetClient, chosen: Any, drawn: dict[str, dict[str, Any]]) -> None:

@@ -10,8 +10,9 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import drover_dashboard
-from drover_dashboard.client import FleetClient
+from drover_dashboard.client import Answer, FleetClient
 from drover_dashboard.widgets import fleet_picture, strip, table, trends
+from drover_proto import fleet_pb2 as pb
 
 IMPORTED = (fleet_picture, strip, table, trends)  # else they would keep what a test puts in the place of `component`
 PAGES = Path(drover_dashboard.__file__).parent / "pages"
@@ -73,6 +74,14 @@ def test_what_nobody_has_judged_yet_is_not_zero(shared: FleetClient, chosen, mon
     lists = [data["empty"] for data in drawn if "columns" in data and data["columns"][0]["label"] == "Severity"]
     assert len(lists) == 2
     assert all("judged nothing yet" in empty for empty in lists)
+
+    drawn.clear()
+    detail = pb.JobDetail(row=pb.JobRow(job="812", gpus=8, nodes=1))
+    monkeypatch.setattr(shared, "job", lambda name, **_: Answer(detail, 1))
+    texts = [text.value for text in opened("job", job="812").text]
+    lists = [data["empty"] for data in drawn if "columns" in data and data["columns"][0]["label"] == "Severity"]
+    assert ["judged nothing yet" in empty for empty in lists] == [True]
+    assert not any("No open incident" in text for text in texts)
 
 
 @pytest.mark.parametrize("quiet_ms", [5000, 240_000])

@@ -54,7 +54,8 @@ def _row(name: str, answer: pb.Status | CliError) -> list[object]:
     unknown = counted[Health.UNKNOWN] + max(0, expected - sum(counted.values()))
     bad = counted[Health.SUSPECT] + counted[Health.CONFIRMED]
     by_severity = answer.open_incidents_by_severity
-    opened = ", ".join(f"{by_severity[s]} {s}" for s in reversed(SEVERITY_ORDER) if by_severity[s]) or "none"
+    opened = ", ".join(f"{by_severity[s]} {s}" for s in reversed(SEVERITY_ORDER) if by_severity[s])
+    opened = opened or ("none" if answer.newest_tick_ms else "?")  # before anything is judged nothing found is not none
     notes = "; ".join([*answer.blind, *answer.troubles][:2]) or "-"
     out = sum(counted[state] for state in OUT)
     return [

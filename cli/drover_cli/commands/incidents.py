@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from drover_cli import client, contexts
 from drover_cli.arguments import count
@@ -64,19 +64,34 @@ def run(args: argparse.Namespace) -> int:
             more = {"silenced": reply.silenced.get(incident.id), "handling": _handling(reply, incident.id)}
             print_json({**of, **incident_json(incident), **more})
     elif not incidents:
-        print(_none(args))
+        print(_none(args, answers, missing))
     else:
         _show(incidents, sum(reply.total for reply in answers.values()), all_=args.cluster == ALL)
     return 3 if missing else 0
 
 
-def _none(args: argparse.Namespace) -> str:
+def _none(args: argparse.Namespace, answered: Collection[str], missing: bool) -> str:
     """Return what an empty list means: before anything is judged, nothing is known of what is open."""
-    if args.state == "open" and args.cluster != ALL:
-        with client.connect(args) as fleet:
-            if not fleet.call(methods.GET_STATUS, pb.StatusRequest()).newest_tick_ms:
-                return "the collector has judged nothing yet: what is open is not known"
-    return "no incidents" if args.state == "all" else f"no {args.state} incidents"
+    if not answered:
+        return "no cluster answers: what is open is not known"
+    none = "no incidents" if args.state == "all" else f"no {args.state} incidents"
+    none += " in the clusters that answer" if missing else ""
+    if args.state == "closed":
+        return none
+    if args.cluster != ALL:
+        return none if _judged(args) else "the collector has judged nothing yet: what is open is not known"
+    found = contexts.ask_each(args, _judged)
+    unjudged = [name for name in answered if found[name] is not True]  # also one that has just stopped answering
+    if not unjudged:
+        return none
+    others = "" if len(unjudged) == len(answered) else f"; {none} in the others"
+    verb = "has" if len(unjudged) == 1 else "have"
+    return f"{', '.join(unjudged)} {verb} judged nothing yet: what is open there is not known{others}"
+
+
+def _judged(args: argparse.Namespace) -> bool:
+    with client.connect(args) as fleet:
+        return bool(fleet.call(methods.GET_STATUS, pb.StatusRequest()).newest_tick_ms)
 
 
 def _ask(args: argparse.Namespace) -> pb.IncidentList:

@@ -23,6 +23,7 @@ SHOWN = 12  # GPUs of a job: those in trouble first, then as the collector has t
 METRICS = ("sm_clock_mhz", "power_w", "gpu_temp_c", "gpu_util_ratio")
 NONE, UNKNOWN = "-", "unknown"
 HOUR_MS = 3_600_000
+UNNAMED = "whether an incident names it is not known"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     with client.connect(args) as fleet:
         if args.job:
-            return _one(fleet.call(methods.GET_JOB, pb.JobRequest(job=args.job, loss=True)), args)
+            detail = fleet.call(methods.GET_JOB, pb.JobRequest(job=args.job, loss=True))
+            judged = fleet.call(methods.GET_STATUS, pb.StatusRequest()).newest_tick_ms
+            none = "no open incident names it"
+            return _one(detail, args, none if judged else f"nothing is judged yet: {UNNAMED}")
         reply = fleet.call(methods.LIST_JOBS, pb.ListJobsRequest(ended=args.ended, limit=args.limit))
     if args.json:
         for row in reply.jobs:
@@ -87,7 +91,8 @@ def _optional(row: Any, name: str, form: str) -> str:
     return form.format(getattr(row, name)) if row.HasField(name) else NONE
 
 
-def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
+def _one(detail: pb.JobDetail, args: argparse.Namespace, unhurt: str) -> int:
+    """`unhurt`: what it means that no incident names it."""
     row = detail.row
     incidents = [from_json(Incident, text) for text in detail.incidents_json]
     values = {each.metric: _floats(each.values) for each in detail.metrics}
@@ -101,7 +106,7 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace) -> int:
     say(f"  {_owner(row)}", 2)
     if detail.parallel:
         say(f"  ranks: {plain(detail.parallel)}", 2)
-    say(f"  {_died(row) or row.hurt or 'no open incident names it'}", 2)
+    say(f"  {_died(row) or row.hurt or unhurt}", 2)
     say(
         f"  waits {_optional(row, 'waiting_share', '{:.0%}')} of the time for its slowest;"
         f" GPU-hours waited {_optional(row, 'gpu_hours_waited', '{:,.1f}')}, lost"

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drover_cli.commands.top_keys import HELP, Look
-from drover_cli.commands.top_screen import SEVERITY, health_sign, health_style
+from drover_cli.commands.top_screen import SEVERITY, health_sign, health_style, hurt_words
 from drover_cli.output import ago, cut, duration, plain, where
 from drover_core.metrics.catalog import BY_NAME, describe
 from drover_core.model.events import SEVERITY_ORDER, Health, Incident
@@ -120,7 +120,7 @@ def _cells(row: ListRow, facts: ListFacts) -> list[Text]:
         step = f"{row.step_time_s:.2f} s" if row.HasField("step_time_s") else "-"
         mfu = f"{row.mfu_ratio:.0%}" if row.HasField("mfu_ratio") else "-"
         gpus = f"{row.gpus:,} on {row.nodes:,}"
-        return [Text(plain(row.job)), *map(Text, (gpus, waits, step, mfu)), Text(plain(row.hurt) or "not hurt")]
+        return [Text(plain(row.job)), *map(Text, (gpus, waits, step, mfu)), Text(hurt_words(row, facts.status))]
     health = _health(row.health)
     signs = Text()
     for word in row.gpu_health:

@@ -177,11 +177,16 @@ def _jobs(found: Sequence[pb.JobRow], facts: ScreenFacts, width: int) -> Table:
             Text(f"{job.waiting_share:.0%}" if job.HasField("waiting_share") else "-"),
             Text(f"{job.step_time_s:.2f} s" if job.HasField("step_time_s") else "-"),
             Text(f"{job.mfu_ratio:.0%}" if job.HasField("mfu_ratio") else "-"),
-            Text(plain(job.hurt) or "not hurt", style="" if job.severity else "dim"),
+            Text(hurt_words(job, facts.status), style="" if job.severity else "dim"),
         )
         for job in found
     ]
     return _table(f"Jobs: {len(facts.jobs)}", ("JOB", "GPUS", "WAITS", "STEP", "MFU", "WHAT"), rows, width)
+
+
+def hurt_words(job: pb.JobRow, status: pb.Status) -> str:
+    """Return what hurts a job. Before anything is judged nothing found does not mean that nothing does."""
+    return plain(job.hurt) or ("not hurt" if status.newest_tick_ms else "not known")
 
 
 def _nodes(found: Sequence[pb.NodeRow], width: int) -> Table:

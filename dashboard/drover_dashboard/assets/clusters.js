@@ -85,7 +85,7 @@ function total(known, data, theme, alone) {
     `${sum.answering} of ${sum.clusters} answer`));
   const modes = Object.entries(sum.modes).map(([mode, count]) => `${mode}: ${count}`).join(", ");
   line.append(name, health(sum, data, theme, sum.uncounted ? ` and those of ${several(sum.uncounted, "cluster")}, not known` : ""),
-    incidents(sum.incidents, sum.answering < sum.clusters), waiting(sum.pending), element("div", "faint", modes));
+    incidents(sum.incidents, sum.answering < sum.clusters || !sum.judged, sum.judged), waiting(sum.pending), element("div", "faint", modes));
   if (alone) line.classList.add("away");
   return line;
 }
@@ -93,7 +93,7 @@ function total(known, data, theme, alone) {
 function strip(strips, cluster, theme, nowMs, alone) {
   const { data } = strips;
   const fresh = cluster.state === "fresh" && !alone;
-  const line = element("a", `strip ${fresh ? SEVERITIES.find((severity) => cluster.incidents[severity]) || (cluster.notes.length ? "warning" : cluster.health.unknown ? "plain" : "well") : "away"}`);
+  const line = element("a", `strip ${fresh ? SEVERITIES.find((severity) => cluster.incidents[severity]) || (cluster.notes.length ? "warning" : cluster.health.unknown || !cluster.judged ? "plain" : "well") : "away"}`);
   line.dataset.cluster = cluster.name;
   line.href = new URL(`${data.page || "."}?${new URLSearchParams({ ...data.kept, cluster: cluster.name })}`, document.baseURI);
   const name = element("div");
@@ -103,7 +103,7 @@ function strip(strips, cluster, theme, nowMs, alone) {
   if (cluster.health) {
     const silent = cluster.nodes - cluster.reporting;
     line.append(health(cluster, data, theme, `, ${several(cluster.nodes, "node")}${silent ? `, ${number(silent)} silent` : ""}`, !fresh),
-      incidents(cluster.incidents), waiting(cluster.pending), mode(cluster));
+      incidents(cluster.incidents, false, cluster.judged), waiting(cluster.pending), mode(cluster));
   }
   if (!fresh) line.append(element("div", "trouble", trouble(cluster, nowMs, alone)));
   else for (const note of cluster.notes.slice(0, 2)) line.append(element("div", "note", note));
@@ -143,14 +143,14 @@ function health(of, data, theme, more, old) {
   return box;
 }
 
-function incidents(open, partly) {
+function incidents(open, partly, judged) { // judged: whether nothing found means that nothing is open
   const box = element("div", "incidents");
   const found = SEVERITIES.filter((severity) => open[severity]);
   found.forEach((severity, k) => {
     if (k) box.append(", ");
     box.append(element("span", severity, `${number(open[severity])} ${severity}`));
   });
-  if (!found.length) box.append("none open");
+  if (!found.length) box.append(judged ? "none open" : "not known");
   box.append(element("div", "faint", partly ? "open where it is known" : "open incidents"));
   return box;
 }

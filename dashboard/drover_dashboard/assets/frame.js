@@ -144,7 +144,7 @@ function bell(frame, data) {
   const worst = ["critical", "warning", "info"].find((word) => found.some((one) => one.severity === word));
   count.className = `count ${worst || ""}`;
   frame.part(".bell").hidden = Boolean(data.signed_out) || (given.several && !frame.cluster); // of all clusters nobody asks
-  const said = !data.opened ? "What is open is not known" : found.length ? `${found.length} ${found.length === 1 ? "incident" : "incidents"} opened since your last look` : "No incident opened since your last look";
+  const said = !data.opened ? "What is open is not known" : found.length ? `${found.length} ${found.length === 1 ? "incident" : "incidents"} opened since your last look` : data.judged === false ? "Nothing is judged yet: what is open is not known" : "No incident opened since your last look";
   const button = frame.part(".bell");
   if (button.title !== said) {
     button.title = said;
@@ -175,7 +175,7 @@ function news(frame) {
   const all = element("a", "news", rest > 0 ? `${rest} more open incidents` : "All incidents");
   all.href = at(`incidents${of(frame.cluster) && `?${of(frame.cluster)}`}`);
   const unknown = frame.data.over ? "" : element("p", "", "What opened and closed meanwhile is not known.");
-  panel.replaceChildren(head, ...rows, rows.length ? "" : element("p", "", "No open incident."), unknown, all);
+  panel.replaceChildren(head, ...rows, rows.length ? "" : element("p", "", frame.data.judged === false ? "The collector has judged nothing yet." : "No open incident."), unknown, all);
   frame.lookedMs = frame.data.ts_ms;
 }
 

@@ -61,6 +61,8 @@ def _incidents(found: Clusters) -> None:
         if silent := [one.name for one in received if one.name in old]:
             view.notice("not_of_now", "trouble", _not_of_now(silent, [name for name in silent if name not in lists]))
     empty = "No open incident in the clusters that answer." if old else "No open incident."
+    if unjudged := [one.name for one in answers if one.status.value is None or not one.status.value.newest_tick_ms]:
+        empty = f"What is open is not known: nothing is judged yet in {', '.join(unjudged)}."
     clicked = table(
         "all_incidents", COLUMNS, rows(every[:SHOWN], who), empty=empty, link_column=2,
         height=LIST_PX if len(every) > 8 else None,

@@ -88,6 +88,7 @@ def now(name: str) -> None:
         return
     detail = answer.value
     found = job_parts.incidents(detail)
+    known = bool(moment.at_ms() or view.judged())
     view.notice("what", "summary", _head(detail, who))
     with view.place():
         view.notice("owner", "remark", job_parts.owner(detail.row))
@@ -98,7 +99,8 @@ def now(name: str) -> None:
         if slowest := job_parts.culprit(found, who):
             view.notice("slow", "todo", slowest)
         elif not detail.row.HasField("ended_ms"):
-            view.notice("slow_none", "remark", "No open incident names a GPU or node that slows this job.")
+            none = "No open incident names a GPU or node that slows this job."
+            view.notice("slow_none", "remark", none if known else view.UNJUDGED)
     named = {incident.id: incident.summary for incident in found}
     view.go(job_parts.show_dots("dots", job_parts.dots(detail, named, who)))
     with view.place():
@@ -106,11 +108,11 @@ def now(name: str) -> None:
             view.notice(f"absent_{number}", "remark", text)
     left, right = st.columns([1, 1], gap="medium")
     with left:
-        known = client.fleet().incidents("open", limit=OPEN).value or pb.IncidentList()
-        lines = incident_rows.rows(found, view.racks(), who, known.silences, known.handling)
+        opened = client.fleet().incidents("open", limit=OPEN).value or pb.IncidentList()
+        lines = incident_rows.rows(found, view.racks(), who, opened.silences, opened.handling)
         clicked = incident_rows.show(
             "job_incidents", lines, height=320 if len(found) > 4 else None,
-            empty="No incident names this job or what it holds.",
+            empty="No incident names this job or what it holds." if known else view.UNJUDGED,
         )  # fmt: skip
         if clicked:
             st.switch_page(view.INCIDENTS, query_params={"id": clicked})

@@ -20,7 +20,7 @@ from drover_proto.fleet_methods import GET_LEDGER
 
 HOUR_MS, STEP_MS, MJ_PER_KWH = 3_600_000, 300_000, 3_600_000_000
 MOST_DAYS = 35.0  # of one answer
-TEAMS, JOBS = 12, 200
+TEAMS = 12  # with lines of their own; the CSV has all
 LISTED_PX = 560
 SHARES = (
     Kind("busy", "useful", "telemetry shows work; of a job that reports steps, only while it reports them"),
@@ -158,6 +158,8 @@ def show(days: float) -> None:
     who = view.viewer()
     answer = _ask(min(days, MOST_DAYS), who.now_ms)
     view.trouble("ledger", answer.trouble, answer.as_of_ms, who)
+    if answer.trouble is not None:  # the page does not ask again by itself
+        st.button("Ask again", icon=":material/refresh:", key="ledger_again")
     if answer.value is None:
         return
     ledger = answer.value
@@ -178,14 +180,19 @@ def show(days: float) -> None:
 
 
 def _ask(days: float, now_ms: int) -> client.Answer[pb.Ledger]:
-    """The collector keeps a ledger for a minute: it begins at a whole step, so that all who look ask for the same."""
-    step_ms = -(-now_ms // STEP_MS) * STEP_MS  # the next one: no longer than was asked for
-    request = pb.LedgerRequest(from_ms=step_ms - round(days * 86_400_000))
+    """The collector keeps a ledger for a minute: it begins at a whole step, so that all who look ask for the same.
+
+    It ends with the next step, so that it is never longer than was asked for, whatever the collector's clock says.
+    """
+    step_ms = -(-now_ms // STEP_MS) * STEP_MS
+    request = pb.LedgerRequest(from_ms=step_ms - round(days * 86_400_000), to_ms=step_ms)
     return client.fleet().ask(GET_LEDGER, request, days)
 
 
 def _by_team(ledger: pb.Ledger) -> None:
     groups = [("All jobs", ledger.total), *((row.name or NO_OWNER, row) for row in ledger.teams[:TEAMS])]
+    if others := ledger.teams[TEAMS:]:
+        groups.append((fmt.several(len(others), "more team"), _sum(others)))
     pools = ledger.pools if len(ledger.pools) > 1 else []
     groups += [(f"pool {row.name}" if row.name else "no pool", row) for row in pools]
     view.heading("By team and pool" if ledger.teams else "By pool" if pools else "All jobs together")
@@ -193,7 +200,18 @@ def _by_team(ledger: pb.Ledger) -> None:
          shares=True)  # fmt: skip
     lines = [Row((Cell(label, kind="strong"), *_columns(ledger, row))) for label, row in groups]
     if len(lines) > 1:
-        table("ledger_groups", (Column("Team or pool"), *COLUMNS), lines, empty="", link_column=-1)
+        table("ledger_groups", (Column("Team or pool", wrap=True), *COLUMNS), lines, empty="", link_column=-1)
+
+
+def _sum(rows: Sequence[pb.LedgerRow]) -> pb.LedgerRow:
+    """Return teams as one: no job is of two. What faults cost is known where it is known of each."""
+    found = pb.LedgerRow(held_ms=sum(row.held_ms for row in rows), interruptions=sum(row.interruptions for row in rows))
+    for field in pb.LedgerShares.DESCRIPTOR.fields:
+        setattr(found.shares, field.name, sum(getattr(row.shares, field.name) for row in rows))
+    costs = [view.given(row, "lost_cost") for row in rows]
+    if None not in costs:
+        found.lost_cost = sum(cost for cost in costs if cost is not None)
+    return found
 
 
 def _by_job(ledger: pb.Ledger) -> None:

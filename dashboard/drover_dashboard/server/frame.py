@@ -79,6 +79,7 @@ def _of_one(fleet: FleetClient) -> dict[str, Any]:
             "mode": status.value.mode,
             "mode_text": fmt.MODES.get(status.value.mode, status.value.mode),
             "pending": status.value.pending,
+            "judged": bool(status.value.newest_tick_ms),
             "ts_ms": status.value.ts_ms,
             "health": {} if status.trouble else dict(status.value.gpus_by_health),
         }

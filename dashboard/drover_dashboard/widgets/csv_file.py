@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import streamlit as st
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\0")
 
 
 def csv_text(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
