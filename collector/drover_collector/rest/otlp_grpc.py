@@ -3,7 +3,7 @@
 The service is that of open-telemetry/opentelemetry-proto, collector/metrics/v1/metrics_service.proto. Which statuses
 make a sender try again is said by https://opentelemetry.io/docs/specs/otlp/#otlpgrpc-response: UNAVAILABLE does,
 INVALID_ARGUMENT does not, and RESOURCE_EXHAUSTED does not without RetryInfo. Requests go to the process that also takes
-OTLP/HTTP. Gzip is unpacked there, so that no writer's requests hold up the streams of agents.
+OTLP/HTTP. Gzip and deflate are unpacked there, so that no writer's requests hold up the streams of agents.
 """
 
 from __future__ import annotations
@@ -65,4 +65,8 @@ class OtlpService:
             await call.abort(grpc.StatusCode.UNAVAILABLE, answer.text)
         if answer.status != 200:
             await call.abort(grpc.StatusCode.INVALID_ARGUMENT, answer.text)
-        await call.write(otlp.taken(Form(), answer))
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                await call.write(otlp.taken(Form(), answer))
+        except TimeoutError:  # its window is closed: it would keep its place for others' requests
+            await call.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"the answer was not taken within {REQUEST_S:g} s")

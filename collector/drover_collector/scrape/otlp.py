@@ -33,6 +33,7 @@ MAX_UNUSED_NAMES, MAX_NAME = 64, 128  # of metrics that nobody wants: so many ar
 MAX_PARTS = 200_000  # resources, scopes, metrics, points and attributes of a request in JSON
 MAX_KNOWN = 500_000  # series whose attributes are kept; 1,000 nodes of 8 GPUs have some 376,000
 MAX_KNOWN_BYTES = 512 << 20  # of these attributes; Python needs some more for each
+GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib detects the format
 PIECE = 1 << 20  # bytes that are unpacked at a time
 NO_VALUE = 1  # DataPointFlags: the series has ended
 ENDED = math.nan  # its value then: absent, as any NaN
@@ -100,6 +101,8 @@ class Taker(Protocol[T_co]):
 
 def unpacked(body: bytes, is_gzip: bool, most: int = MAX_PLAIN) -> bytes:
     """
+    Args:
+        is_gzip: or zlib's format, which gRPC calls deflate.
     Raises:
         WriteError: too large, as it comes or unpacked, or no gzip.
     """
@@ -113,12 +116,12 @@ def unpacked(body: bytes, is_gzip: bool, most: int = MAX_PLAIN) -> bytes:
 
 
 def _gunzipped(body: bytes, most: int) -> bytes:
-    if len(body) < 18 or body[:2] != b"\x1f\x8b":
+    if not body:
         raise WriteError("the request is not gzip, as it says")
-    size = int.from_bytes(body[-4:], "little")
+    size = int.from_bytes(body[-4:], "little") if body[:2] == b"\x1f\x8b" else 0  # zlib's own format does not say it
     if size > most:
         raise WriteError(f"the request unpacks to {size} bytes; at most {most} may be")
-    stream, parts, total = zlib.decompressobj(16 + zlib.MAX_WBITS), [], 0
+    stream, parts, total = zlib.decompressobj(GZIP_OR_ZLIB), [], 0
     piece, part = body, b"begin"
     try:
         while not stream.eof and (piece or part):

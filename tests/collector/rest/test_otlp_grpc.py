@@ -17,13 +17,15 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import MetricsServiceStub
 
-from drover_collector.auth.authorization import Gate
+from drover_collector.auth.authorization import OTLP_EXPORT, Gate
 from drover_collector.auth.tls import ServerTls
-from drover_collector.grpc_h2 import GrpcServer
+from drover_collector.grpc_h2 import GrpcServer, frames, messages
 from drover_collector.rest import otlp_grpc
 from drover_collector.rest.otlp_grpc import OtlpService
+from drover_collector.scrape.otlp import unpacked
 from drover_collector.scrape.otlp_in import Answer, Form
 from drover_collector.scrape.remote_write import MAX_BODY
+from testbed import http2
 from testbed.certificates import Fleet
 from testbed.otlp_messages import Points, request
 
@@ -45,8 +47,8 @@ class Taker:
 
 
 class Served:
-    def __init__(self, taker: Taker, stub: Any) -> None:
-        self.taker, self.stub = taker, stub
+    def __init__(self, taker: Taker, stub: Any, port: int) -> None:
+        self.taker, self.stub, self.port = taker, stub, port
 
     async def send(self, message: ExportMetricsServiceRequest = WANTED, **more: Any) -> ExportMetricsPartialSuccess:
         return (await self.stub.Export(message, timeout=20, **more)).partial_success
@@ -65,7 +67,7 @@ async def served() -> AsyncIterator[Served]:
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Served(taker, MetricsServiceStub(channel))
+            yield Served(taker, MetricsServiceStub(channel), port)
     finally:
         await server.stop(0)
 
@@ -99,6 +101,38 @@ def test_gzip_is_passed_on_packed_so_that_agents_do_not_wait_for_it() -> None:
         (plain, body), (packed, small) = parts.taker.got
         assert (plain, body) == (Form(), message.SerializeToString())
         assert (packed, gzip.decompress(small)) == (Form(is_gzip=True), body)
+
+    run(scenario)
+
+
+def test_deflate_which_grpc_offers_is_unpacked_as_gzip_is() -> None:
+    async def scenario(parts: Served) -> None:
+        message = request([Points("hw.power" * 100, [])], 1, {})
+        await parts.send(message, compression=grpc.Compression.Deflate)
+        ((form, packed),) = parts.taker.got
+        assert packed[:1] == b"\x78"  # of zlib
+        assert unpacked(packed, form.is_gzip) == message.SerializeToString()
+
+    run(scenario)
+
+
+def test_a_peer_that_never_takes_its_answer_does_not_keep_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp_grpc, "REQUEST_S", 0.2)
+    greeting = frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: 0})
+    body = messages.wrap(WANTED.SerializeToString())
+
+    async def scenario(parts: Served) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", parts.port)
+        numbers = range(1, 2 * otlp_grpc.WRITES_EACH, 2)
+        calls = (http2.opened(n, _path=OTLP_EXPORT) + http2.data(body, n, frames.END_STREAM) for n in numbers)
+        writer.write(greeting + b"".join(calls))
+        await asyncio.wait_for(parts.taker.all_here.wait(), 20)
+        async with asyncio.timeout(10):
+            while b"was not taken" not in await reader.read(65_536):
+                pass
+            await asyncio.sleep(0.1)
+            await parts.send()
+        writer.close()
 
     run(scenario)
 
@@ -151,7 +185,7 @@ def test_a_certificate_of_the_role_writer_sends_and_no_other(tmp_path: Path) -> 
             for role, name in (("writer", "otelcol1"), ("admin", "a"), ("agent", "n1")):
                 credentials = fleet.issue(role, name).credentials
                 async with grpc.aio.secure_channel(f"localhost:{port}", credentials) as channel:
-                    parts = Served(taker, MetricsServiceStub(channel))
+                    parts = Served(taker, MetricsServiceStub(channel), port)
                     if role == "writer":
                         await parts.send()
                         continue

@@ -70,6 +70,7 @@ def bomb(size: int, claims: int | None = None) -> bytes:
     [
         (bomb(64 << 20), "unpacks to 67108864 bytes"),  # it says so: unread
         (bomb(64 << 20, 1000), f"unpacks to more than {MAX_PLAIN} bytes"),  # it lies
+        (zlib.compress(bytes(64 << 20)), f"unpacks to more than {MAX_PLAIN} bytes"),  # gRPC's deflate does not say it
         (gzip.compress(b"", mtime=0) * 1000, "more than one"),
         (gzip.compress(bytes(1000), mtime=0)[:-9], "cut off"),
         (gzip.compress(bytes(1000), mtime=0)[:-4] + bytes(4), "not gzip"),
@@ -78,7 +79,7 @@ def bomb(size: int, claims: int | None = None) -> bytes:
         (b"", "not gzip"),
         (bytes(MAX_BODY + 1), f"more than {MAX_BODY} bytes"),
     ],
-    ids=["says it", "lies", "many", "cut", "wrong length", "no stream", "text", "empty", "too long"],
+    ids=["says it", "lies", "deflate", "many", "cut", "wrong length", "no stream", "text", "empty", "too long"],
 )
 def test_what_would_unpack_to_too_much_stops_at_the_limit(body: bytes, why: str) -> None:
     with pytest.raises(WriteError, match=why):
