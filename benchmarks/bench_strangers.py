@@ -42,6 +42,8 @@ GOALS = "Goals: precision .98, recall .95, F1 .965, no false drain."
 # The generators' brief asks for no labels of it. A job is slower for many reasons that are nobody's fault, and because
 # of faults that are labelled. bench_slowdown.py judges it.
 UNLABELLED = IncidentKind.SLOWDOWN
+DAY = {"nodes": 256, "hours": 24.0, "interval_s": 60.0, "healthy": True}
+DAY_SEED = 6000
 FAILED: list[str] = []  # fleets that could not be played, and why
 
 
@@ -132,16 +134,22 @@ def page(kept: dict[str, Any]) -> str:
         "", GOALS,
     ]  # fmt: skip
     for name, result in kept.items():
-        lines += [
-            "", f"## {name}", "", f"At commit {result['commit']}, {result['date']}.", "",
-            "| Generator | Method | Faults | Precision | Recall | F1 | Delay median, p95 | False warnings "
-            "| False drains |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        ]  # fmt: skip
+        lines += ["", f"## {name}", "", f"At commit {result['commit']}, {result['date']}."]
+        if result["generators"]:
+            lines += [
+                "",
+                "| Generator | Method | Faults | Precision | Recall | F1 | Delay median, p95 | False warnings "
+                "| False drains |",
+                "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+            ]
         for generator, methods in result["generators"].items():
             for method, row in methods.items():
                 lines.append(f"| {generator} | {method} | {row['faults']} | {_row(row)} |")
-        lines += _healthy(result.get("healthy", {}))
+        lines += _healthy(result.get("healthy", {}), "Fleets without a fault, full of hard negatives:")
+        lines += _healthy(
+            result.get("days", {}),
+            f"The same for a day: {DAY['nodes']} nodes, read once a minute, of seeds that nobody looked at:",
+        )
         for generator, methods in result["generators"].items():
             lines += _causes(generator, methods[OURS])
     return "\n".join(lines) + "\n"
@@ -155,11 +163,11 @@ def _row(row: dict[str, Any]) -> str:
     )
 
 
-def _healthy(sums: dict[str, Any]) -> list[str]:
+def _healthy(sums: dict[str, Any], title: str) -> list[str]:
     """Return the lines on fleets without a fault."""
     if not sums:
         return []
-    lines = ["", "Fleets without a fault, full of hard negatives:", ""]
+    lines = ["", title, ""]
     lines += ["| Generator | GPU-days | False warnings | False drains | What |", "| --- | --- | --- | --- | --- |"]
     for generator, row in sums.items():
         what = ", ".join(f"{n} x {cause}" for cause, n in row["false_causes"].items()) or "nothing"
@@ -209,6 +217,7 @@ def main() -> None:
     parser.add_argument("--fleets", type=int, default=20, help="of each generator")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--healthy", type=int, default=0, metavar="FLEETS", help="and so many fleets without a fault")
+    parser.add_argument("--days", type=int, default=0, metavar="FLEETS", help="and so many for a day, 256 nodes each")
     parser.add_argument("--no-baselines", action="store_true")
     parser.add_argument("--final", action="store_true", help="generator c: once, when tuning is over")
     parser.add_argument("--keep", type=Path, help="folder for the scores of fleets that are done, to go on with")
@@ -223,7 +232,7 @@ def main() -> None:
     seeds = range(args.first_seed, args.first_seed + args.fleets)
     result: dict[str, Any] = {"benchmark": "strangers", "fleets": args.fleets, "generators": {}, "commit": args.commit}
     result["date"] = time.strftime("%Y-%m-%d", time.gmtime())
-    for generator in args.generators:
+    for generator in args.generators if seeds else ():
         sums = run(generator, seeds, args, {}, not args.no_baselines)
         result["generators"][generator.upper()] = {name: summary_report(total) for name, total in sums.items()}
     args.keep = None  # its scores are of fleets with faults
@@ -231,6 +240,9 @@ def main() -> None:
         none = range(1000, 1000 + args.healthy)
         total = run(generator, none, args, {"healthy": True}, False)[OURS]
         result.setdefault("healthy", {})[generator.upper()] = summary_report(total)
+    for generator in args.generators if args.days else ():
+        total = run(generator, range(DAY_SEED, DAY_SEED + args.days), args, DAY, False)[OURS]
+        result.setdefault("days", {})[generator.upper()] = summary_report(total)
     result["failed"] = FAILED
     if args.name:
         kept = json.loads(DATA.read_text("utf-8")) if DATA.exists() else {}
