@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NODES ?= 32
 SYSTEM ?=
-WORKERS ?= $(shell n=$$(nproc); echo $$((n < 6 ? n + 3 : 8)))  # tests mostly wait
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 7 ? n + 2 : 8)))  # tests mostly wait
 # Python compiles what it imports: a third of what is installed.
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile -c locks/dev.txt
 # Where an environment says to keep no bytecode, each of the many processes of a demo or a test compiled all of its own.

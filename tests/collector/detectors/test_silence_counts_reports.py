@@ -182,7 +182,7 @@ def test_gaps_of_many_nodes_at_once_are_no_habit_of_single_nodes() -> None:
     assert "n05" in {node for node, _ in silences(gaps_of([*many, (5, 60, 7)], 100)).values()}
 
 
-AWAY = [(1, 20, 36), (2, 70, 40), (3, 120, 38)]  # three nodes, 6 min and more each
+AWAY = [(1, 14, 31), (2, 47, 32), (3, 81, 31)]  # three nodes, 5 min and more each
 
 
 def drained_of(gaps: Sequence[tuple[int, int, int]], count: int, started: Sequence[tuple[int, int]] = ()) -> list[str]:
@@ -198,14 +198,14 @@ def drained_of(gaps: Sequence[tuple[int, int, int]], count: int, started: Sequen
 
 
 def test_where_nodes_come_back_alive_after_minutes_a_drain_waits_for_longer_than_these() -> None:
-    assert drained_of([*AWAY, (4, 170, 70)], 250) == ["n01", "n02", "n03"]
-    assert drained_of([*AWAY, (4, 170, 90)], 270) == ["n01", "n02", "n03", "n04"], "twice the longest is enough"
-    assert drained_of([*AWAY[:2], (4, 170, 70)], 250) == ["n01", "n02", "n04"], "two are no habit"
+    assert drained_of([*AWAY, (4, 114, 60)], 174) == ["n01", "n02", "n03"]
+    assert drained_of([*AWAY, (4, 114, 67)], 181) == ["n01", "n02", "n03", "n04"], "twice the longest is enough"
+    assert drained_of([*AWAY[:2], (4, 81, 60)], 141) == ["n01", "n02", "n04"], "two are no habit"
 
 
 def test_a_node_that_was_down_for_minutes_is_no_reason_to_wait() -> None:
     starts = [(node, first + length) for node, first, length in AWAY]
-    assert drained_of([*AWAY, (4, 170, 70)], 250, starts) == ["n01", "n02", "n03", "n04"]
+    assert drained_of([*AWAY, (4, 114, 60)], 174, starts) == ["n01", "n02", "n03", "n04"]
 
 
 def test_a_node_at_such_a_site_is_drained_as_soon_as_elsewhere() -> None:
