@@ -190,6 +190,13 @@ def test_a_job_says_who_slows_it_since_when_and_at_what_cost() -> None:
     assert job_parts.culprit([over], WHO) == ""
 
 
+def test_a_job_whose_open_incident_names_no_node_does_not_say_that_none_is_open() -> None:
+    whole = incident(node=None, gpu=None, summary="Job j is 35% slower.")
+    assert job_parts.culprit([whole], WHO) == ""
+    assert job_parts.no_culprit([whole]).startswith("Its open incidents stand below")
+    assert job_parts.no_culprit([incident(closed_ms=NOW_MS)]).startswith("No open incident")
+
+
 def test_dots_name_the_slow_gpu_and_leave_absent_values_out() -> None:
     data = job_parts.dots(job_detail(), {"i1": "it is slow"}, WHO)
     (row,) = data["rows"]

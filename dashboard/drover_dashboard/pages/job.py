@@ -99,8 +99,7 @@ def now(name: str) -> None:
         if slowest := job_parts.culprit(found, who):
             view.notice("slow", "todo", slowest)
         elif not detail.row.HasField("ended_ms"):
-            none = "No open incident names a GPU or node that slows this job."
-            view.notice("slow_none", "remark", none if known else view.UNJUDGED)
+            view.notice("slow_none", "remark", job_parts.no_culprit(found) if known else view.UNJUDGED)
     named = {incident.id: incident.summary for incident in found}
     view.go(job_parts.show_dots("dots", job_parts.dots(detail, named, who)))
     with view.place():

@@ -209,6 +209,13 @@ def culprit(found: Sequence[Incident], who: view.Viewer) -> str:
     return f"{who.localize(worst.summary)}\n{fmt.capital(who.since(worst.since_ms))}; {cost}.{more}"
 
 
+def no_culprit(found: Sequence[Incident]) -> str:
+    """What stands in the place of `culprit`. Its other incidents are not passed over: a reader took them for none."""
+    if any(incident.closed_ms is None for incident in found):
+        return "Its open incidents stand below; none is of a GPU or node that slows it."
+    return "No open incident names a GPU or node that slows this job."
+
+
 def slowest(detail: pb.JobDetail) -> tuple[str, int] | None:
     """(node, GPU) that an open incident names first, a straggler before others."""
     found = [i for i in incidents(detail) if i.closed_ms is None and i.node is not None and i.gpu is not None]
