@@ -1,11 +1,11 @@
 """What is lost without the agent: 64 simulated nodes judged by their agents' values, and by their exporters' pages.
 
-One fleet with injected faults is judged three times: as agents report it, by pages of dcgm-exporter with its default
-fields and of node_exporter, and with all fields that the table knows (`scraped/replayed.py`: no clock, so a loaded
-machine changes no figure). `--cpu` measures the CPU of one node's pages. On a quiet machine: `--live` does the same in
-real time with three real collectors, agents and a real HTTP server (`scraped/pages.py`); `--cost` has a real collector
-scrape 1,000 nodes every 15 s, and measures CPU. Each prints one JSON line, and writes its part of
-docs/evidence/scraped.md (`--no-write`: not).
+One fleet with injected faults is judged four times: as agents report it, by pages of dcgm-exporter with its default
+fields and of node_exporter, with all fields that the table knows, and by the page of AMD's exporter
+(`scraped/replayed.py`: no clock, so a loaded machine changes no figure). `--cpu` measures the CPU of one node's pages.
+On a quiet machine: `--live` does the first three in real time with three real collectors, agents and a real HTTP server
+(`scraped/pages.py`); `--cost` has a real collector scrape 1,000 nodes every 15 s, and measures CPU. Each prints one
+JSON line, and writes its part of docs/evidence/scraped.md (`--no-write`: not).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from scraped.pages import PORTS, FleetPages, address
 from scraped.replayed import play
 
 from drover_cli.scoring.score import Label, Score, counts, covers, found_of, label_of, score
-from drover_collector.scrape.blind import XID_EVENTS, inventory
+from drover_collector.scrape.blind import XID_EVENTS, blindness, inventory
 from drover_collector.scrape.mapping import PageMapper
 from drover_collector.scrape.messages import NodeMessages
 from drover_collector.scrape.tables import table
@@ -68,7 +68,8 @@ FAULTS: tuple[tuple[str, str, str, int | None, float], ...] = (
     ("hang", "rank_stopped", "r01n06", 2, 1.0),
     ("sdc", "wrong_results", "r06n07", 4, 1.0),
 )
-RUNS = {"agents": "with agents", "full": "all fields", "default": "default fields"}
+LIVE = {"agents": "with agents", "full": "all fields", "default": "default fields"}
+RUNS = LIVE | {"amd": "AMD's exporter"}
 
 
 def settings(folder: Path, which: str, agents: int, api: int, nodes: list[str], interval_s: float) -> str:
@@ -144,7 +145,10 @@ def replayed(seconds: float) -> dict[str, Any]:
     incidents, labels, seen = play(NODES, SEED, faults_of(), round(seconds / 10))
     truth = [label_of(label.to_dict()) for label in labels]
     result: dict[str, Any] = {which: scored(truth, found) for which, found in incidents.items()}
-    result["blind"] = inventory(["dcgm-exporter", "node_exporter"], seen | {XID_EVENTS}, ["nvidia"])
+    result["blind"] = inventory(
+        ["dcgm-exporter", "node_exporter"], blindness(seen["default"] | {XID_EVENTS}, ["nvidia"])
+    )
+    result["blind_amd"] = inventory([table("amd").title, "node_exporter"], blindness(seen["amd"], ["amd"]))
     return result
 
 
@@ -153,7 +157,7 @@ def found_in(seconds: float) -> dict[str, Any]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="scrape-")))
         (folder / "faults.json").write_text(dump_faults(faults_of()))
-        stubs = {which: stack.enter_context(collecting(folder / which, which, NODES)) for which in RUNS}
+        stubs = {which: stack.enter_context(collecting(folder / which, which, NODES)) for which in LIVE}
         pages = stack.enter_context(serving(folder, NODES, folder / "faults.json"))
         labels = folder / "agents-labels.jsonl"
         stack.enter_context(
@@ -278,12 +282,16 @@ def page(data: dict[str, Any]) -> str:
     lines = [
         "# Without the agent", "",
         "<!-- Written by benchmarks/bench_scrape.py. -->", "",
-        f"{NODES} simulated nodes of 8 GPUs, {happened} injected faults, judged by three engines: with the values,",
-        "events and jobs that agents report, and by pages of dcgm-exporter and node_exporter that are read",
-        "every 10 s. The pages are rendered as text, and parsed and mapped by the collector's own code:",
-        "dcgm-exporter's with all fields that Drover's table knows, or with its default fields and two of",
-        "profiling. One fleet, one seed, time as simulated. A delay is from the fault's start to the",
-        "first warning of a kind that fits.", "",
+        f"{NODES} simulated nodes of 8 GPUs, {happened} injected faults, judged by four engines: with the values,",
+        "events and jobs that agents report, and by pages that are read every 10 s: of node_exporter, and",
+        "of dcgm-exporter or AMD's device-metrics-exporter. The pages are rendered as text, and parsed and",
+        "mapped by the collector's own code: dcgm-exporter's with all fields that Drover's table knows, or",
+        "with its default fields and two of profiling. One fleet, one seed, time as simulated. A delay is",
+        "from the fault's start to the first warning of a kind that fits.", "",
+        "AMD's column is the same fleet with AMD's page, as no machine with AMD's GPUs was at hand: its",
+        "temperatures and powers are those of NVIDIA's boards. CRC errors of an NVLink are drawn as",
+        "corrected errors of XGMI, and XID 74 as an uncorrected one. No other XID and no row remap is on",
+        "that page: they are NVIDIA's own.", "",
         f"| fault | {head} |", "| --- |" + " --- |" * len(RUNS),
     ]  # fmt: skip
     names = {f"{kind}/{cause}": None for kind, cause, *_ in FAULTS}
@@ -307,6 +315,8 @@ def page(data: dict[str, Any]) -> str:
               "Of a node with the default fields, as its page and `drover node` show it:", "",
               "| entry | text |", "| --- | --- |"]  # fmt: skip
     lines += [f"| `{key}` | {text} |" for key, text in found["blind"].items()]
+    lines += ["", "Of a node with AMD's exporter:", "", "| entry | text |", "| --- | --- |"]
+    lines += [f"| `{key}` | {text} |" for key, text in found["blind_amd"].items()]
     parts = _live_part(data.get("live")), _cpu_part(data.get("cpu"), "cost" in data), _cost_part(data.get("cost"))
     return "\n".join([*lines, *(line for part in parts for line in wrapped(part))]) + "\n"
 
@@ -315,18 +325,18 @@ def _live_part(found: dict[str, Any] | None) -> list[str]:
     if found is None:
         return []
     counted = {
-        "faults that began": [len(found[which]["faults"]) for which in RUNS],
-        "**found**": [sum(r["s"] is not None for r in found[which]["faults"].values()) for which in RUNS],
-        "**false warnings**": [len(found[which]["false"]) for which in RUNS],
-        "**incidents that ask for a drain**": [found[which]["asked"] for which in RUNS],
-        "**false drains**": [found[which]["drains"] for which in RUNS],
-        "nodes that report at the end": [found[which]["reporting"] for which in RUNS],
+        "faults that began": [len(found[which]["faults"]) for which in LIVE],
+        "**found**": [sum(r["s"] is not None for r in found[which]["faults"].values()) for which in LIVE],
+        "**false warnings**": [len(found[which]["false"]) for which in LIVE],
+        "**incidents that ask for a drain**": [found[which]["asked"] for which in LIVE],
+        "**false drains**": [found[which]["drains"] for which in LIVE],
+        "nodes that report at the end": [found[which]["reporting"] for which in LIVE],
     }
     return [
         "", "## The same in real time", "",
         f"Three real collectors for {found['seconds']:g} s, one with 64 simulated agents, two that read the pages of",
         f"a real HTTP server (`--live`, {found['when']}; load of the machine, 2 cores, {found['load']:.1f}):", "",
-        f"| | {' | '.join(RUNS.values())} |", "| --- |" + " --- |" * len(RUNS),
+        f"| | {' | '.join(LIVE.values())} |", "| --- |" + " --- |" * len(LIVE),
         *(f"| {name} | {' | '.join(map(str, row))} |" for name, row in counted.items()),
     ]  # fmt: skip
 

@@ -1,8 +1,12 @@
-"""A simulated fleet as the pages of dcgm-exporter and node_exporter on each node, served over HTTP.
+"""A simulated fleet as the pages of its exporters on each node, served over HTTP.
 
 A page is the table files read backwards: each row's series, with the fleet's value in the exporter's unit. Each node
-has an address of its own in 127.0.0.0/8. A silent node refuses; a driver that hangs lets dcgm-exporter hang; a lost
-GPU has no lines. `python benchmarks/scraped/pages.py --help` serves until it is stopped.
+has an address of its own in 127.0.0.0/8. A silent node refuses; a driver that hangs lets the GPUs' exporter hang; a
+lost GPU has no lines. `python benchmarks/scraped/pages.py --help` serves until it is stopped.
+
+AMD's page has the same fleet's values: no machine with AMD's GPUs was at hand. CRC errors of an NVLink are
+drawn as corrected errors of XGMI, XID 74 as an uncorrected one. A GPU with uncorrected errors is not healthy, as the
+exporter's default thresholds have it.
 """
 
 from __future__ import annotations
@@ -34,7 +38,11 @@ DEFAULT = frozenset(
      and r.series not in ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_DRAM_ACTIVE")}  # fmt: skip
 REFRESH_S = 10.0  # dcgm-exporter's --collect-interval; 30 s by default
 HANG_S = 60.0
-PORTS = {"full": 19400, "default": 19401, "node": 19100}
+PORTS = {"full": 19400, "default": 19401, "amd": 19402, "node": 19100}
+EXPORTERS = {"full": "dcgm", "default": "dcgm", "amd": "amd"}  # which pages -> the table of the GPUs' exporter
+MI2XX = ("gpu_edge_temperature", "gpu_average_package_power")  # series that stand on these boards' pages alone
+UNCORRECTED = ("ecc_dram_uncorrected", "ecc_sram_uncorrected")
+FATAL_NVLINK = 74  # XID
 
 
 def address(number: int) -> str:
@@ -48,6 +56,9 @@ class FleetPages:
         self.fleet = fleet
         self._xids: dict[tuple[str, int], int] = {}
         self._sums: dict[tuple[str, str], float] = defaultdict(float)
+        # Of AMD's page: series -> bytes of each GPU so far; errors of its links that are not corrected.
+        self._traffic: dict[str, Floats] = {}
+        self._fatal = np.zeros(fleet.hardware.gpus)
         self._stepped_s = 0.0
         self._pages: dict[tuple[str, str], str] = {}
 
@@ -58,6 +69,9 @@ class FleetPages:
         for event in events:
             if event.kind is EventKind.XID and event.gpu is not None and event.code.isdecimal():
                 self._xids[event.node, event.gpu] = int(event.code)
+                if int(event.code) == FATAL_NVLINK:
+                    number = self.fleet.hardware.names.index(event.node)
+                    self._fatal[np.flatnonzero(self.fleet.hardware.gpu_node == number)[event.gpu]] += 1
         columns = self.fleet.node_columns()
         for row in table("node").rows:
             if row.metric is not None and row.how == "rate" and row.metric.name in columns:
@@ -67,20 +81,48 @@ class FleetPages:
             for name, busy in zip(self.fleet.hardware.names, columns["cpu_util_ratio"], strict=True):
                 self._sums[name, "idle"] += float(1 - busy) * seconds
                 self._sums[name, "user"] += float(busy) * seconds
+        self._count_traffic(seconds)
         if self.fleet.now_s - self._stepped_s >= REFRESH_S:
             self._pages = {key: page for key, page in self._pages.items() if key[1] == "node"}
             self._stepped_s = self.fleet.now_s
         return events
 
+    def _count_traffic(self, seconds: float) -> None:
+        columns = self.fleet.gpu_columns()
+        for row in table("amd").rows:
+            if row.how == "rate" and row.metric is not None and row.metric.name in columns:
+                moved = np.nan_to_num(columns[row.metric.name]) * seconds
+                self._traffic[row.series] = self._traffic.get(row.series, np.zeros_like(moved)) + moved
+
     def gpus(self, number: int, which: str) -> str:
-        """Return dcgm-exporter's page of a node, with its default fields or all that the table knows."""
+        """Return the page of a node's GPUs: dcgm-exporter's with all fields or its default ones, or AMD's."""
         name = self.fleet.hardware.names[number]
         key = name, which
         if key not in self._pages:
-            self._pages[key] = self._gpus(number, which)
+            self._pages[key] = self._amd(number) if which == "amd" else self._dcgm(number, which)
         return self._pages[key]
 
-    def _gpus(self, number: int, which: str) -> str:
+    def _amd(self, number: int) -> str:
+        columns = dict(self.fleet.gpu_columns())
+        bad = sum(np.nan_to_num(columns[name]) for name in UNCORRECTED if name in columns)
+        columns["exporter_unhealthy"] = (bad == 0).astype(float)  # its series is 1 where a GPU is healthy
+        columns["xgmi_corrected"] = columns["nvlink_crc_errors"]
+        columns["xgmi_uncorrected"] = self._fatal
+        name, gone = self.fleet.hardware.names[number], self.fleet.unreachable()
+        lines: list[str] = []
+        for row in table("amd").rows:
+            if row.series in MI2XX:
+                continue
+            more = "".join(f',{key}="{values[0]}"' for key, values in row.labels.items())
+            more += ',link_index="0"' if row.how == "rate" else ""
+            lines += [f"# HELP {row.series} .", f"# TYPE {row.series} gauge"]
+            for slot, g in enumerate(np.flatnonzero(self.fleet.hardware.gpu_node == number).tolist()):
+                value = float(self._traffic[row.series][g]) / row.scale if row.how == "rate" else _there(row, columns, g)
+                if not gone[g] and not math.isnan(value):
+                    lines.append(f"{row.series}{{{_amd_labels(name, number, slot)}{more}}} {value!r}")
+        return "\n".join(lines) + "\n"
+
+    def _dcgm(self, number: int, which: str) -> str:
         hardware, columns = self.fleet.hardware, self.fleet.gpu_columns()
         name, gone = hardware.names[number], self.fleet.unreachable()
         lines: list[str] = []
@@ -133,6 +175,13 @@ def _labels(name: str, number: int, slot: int) -> str:
     return (
         f'gpu="{slot}",UUID="GPU-{number:08x}-0000-0000-0000-{slot:012x}",pci_bus_id="00000000:{16 + slot:02X}:00.0",'
         f'device="nvidia{slot}",modelName="NVIDIA H100 80GB HBM3",Hostname="{name}",DCGM_FI_DRIVER_VERSION="550.90.07"'
+    )
+
+
+def _amd_labels(name: str, number: int, slot: int) -> str:
+    return (
+        f'card_model="102-G30211-00",gpu_compute_partition_type="spx",gpu_id="{slot}",gpu_partition_id="0",'
+        f'hostname="{name}",serial_number="{692251001124 + number}-{slot}"'
     )
 
 

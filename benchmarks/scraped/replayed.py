@@ -1,4 +1,4 @@
-"""The same fleet through the engine three times: as agents report it, and as its pages say, without a clock.
+"""The same fleet through the engine four times: as agents report it, and as its pages say, without a clock.
 
 Each page is rendered as text, parsed and mapped by the collector's own code, and put into a bucket. Time is the
 simulated fleet's, so a loaded machine changes no figure.
@@ -21,7 +21,7 @@ from drover_core.metrics.prometheus_text import ExpositionError
 from drover_core.model.events import Event, EventKind, Incident
 from drover_simulator.fault import Fault
 from drover_simulator.fleet import SimulatedFleet, build_fleet
-from scraped.pages import FleetPages
+from scraped.pages import EXPORTERS, FleetPages
 
 START_MS = 1_800_000_000_000
 Columns = dict[str, Floats]
@@ -49,7 +49,7 @@ class Scraped:
     def __init__(self, index: FleetIndex, which: str) -> None:
         self._index, self._which = index, which
         names = [node.name for node in index.nodes]
-        self._mappers = {name: (PageMapper(table("dcgm")), PageMapper(table("node"))) for name in names}
+        self._mappers = {name: (PageMapper(table(EXPORTERS[which])), PageMapper(table("node"))) for name in names}
         self._events = 0
 
     def bucket(self, pages: FleetPages, start_ms: int) -> tuple[Bucket, list[Event]]:
@@ -86,11 +86,11 @@ class Scraped:
         return Bucket(start_ms, BUCKET_MS, gpu, node, gpu_rows, node_rows, jobs, (), link), events
 
     def _found(self, pages: FleetPages, n: int, name: str, now_ms: int) -> tuple[Found, int]:
-        dcgm, host = self._mappers[name]
+        gpus, host = self._mappers[name]
         found, answered = host.read(pages.node(n), now_ms), 1
         if not pages.fleet.modifiers.hung[n]:
             try:
-                found.add(dcgm.read(pages.gpus(n, self._which), now_ms))
+                found.add(gpus.read(pages.gpus(n, self._which), now_ms))
                 answered = 2
             except ExpositionError:  # a page without any GPU
                 pass
@@ -128,15 +128,17 @@ def by_agents(index: FleetIndex, fleet: SimulatedFleet, start_ms: int) -> Bucket
     )  # fmt: skip
 
 
-def play(nodes: int, seed: int, faults: list[Fault], buckets: int) -> tuple[dict[str, list[Incident]], Any, set[str]]:
-    """Return the incidents of each way of seeing the fleet, its labels, and the metrics of a page of default fields."""
+def play(
+    nodes: int, seed: int, faults: list[Fault], buckets: int
+) -> tuple[dict[str, list[Incident]], Any, dict[str, set[str]]]:
+    """Return the incidents of each way of seeing the fleet, its labels, and the metrics that each kind of page gave."""
     spec = build_fleet(nodes, seed)
     index = FleetIndex(spec)
     fleet = SimulatedFleet(spec, seed, faults, START_MS)
     pages = FleetPages(fleet)
-    judges = {which: Judge(FleetIndex(spec)) for which in ("agents", "full", "default")}
-    seers = {which: Scraped(index, which) for which in ("full", "default")}
-    seen: set[str] = set()
+    judges = {which: Judge(FleetIndex(spec)) for which in ("agents", *EXPORTERS)}
+    seers = {which: Scraped(index, which) for which in EXPORTERS}
+    seen: dict[str, set[str]] = {which: set() for which in EXPORTERS}
     for number in range(buckets):
         start_ms = START_MS + number * BUCKET_MS
         events = pages.step(BUCKET_MS / 1000)
@@ -144,8 +146,7 @@ def play(nodes: int, seed: int, faults: list[Fault], buckets: int) -> tuple[dict
         for which, seer in seers.items():
             bucket, found = seer.bucket(pages, start_ms)
             judges[which].take(bucket, found)
-            if which == "default":
-                seen |= bucket.gpu.keys() | bucket.node.keys() | bucket.link.keys()
+            seen[which] |= bucket.gpu.keys() | bucket.node.keys() | bucket.link.keys()
     for which, judge in judges.items():
         if judge.engine.errors:
             raise RuntimeError(f"detectors failed, {which}: {judge.engine.errors}")

@@ -41,6 +41,7 @@ UNHEARD_CAUSES = frozenset(
         "maintenance",
         "pages_silent",
         "pages_without_gpus",
+        "gpu_page_silent",
     }
 )
 

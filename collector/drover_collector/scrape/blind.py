@@ -6,9 +6,10 @@ stand in the node's inventory, so the node's page and `drover node` show them, a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from drover_collector.scrape.tables import table
 from drover_core.model.scraped import BLIND, EXPORTERS
 
 XID_EVENTS = "xid"  # stands for events among metrics
@@ -92,13 +93,27 @@ def blindness(seen: Collection[str], vendors: Collection[str], tables: Collectio
         if need.nvidia and "nvidia" not in vendors:
             parts.setdefault(need.detector, []).append(f"{need.what}: NVIDIA's own, quiet on other GPUs")
         else:
-            remedy = _hw_remedy(need) if by_hw and need.metrics[0] not in NODES_OWN else need.remedy
-            parts.setdefault(need.detector, []).append(f"{need.what}: {', '.join(missing)} missing; {remedy}")
+            parts.setdefault(need.detector, []).append(
+                f"{need.what}: {', '.join(missing)} missing; {_remedy(need, missing, vendors, by_hw)}"
+            )
     for detector, why in ALWAYS.items():
         parts.setdefault(detector, []).append(why)
     if XID_EVENTS in seen:
         parts.setdefault("xid", []).append(LAST_XID)
     return {detector: ". ".join(texts) for detector, texts in parts.items()}
+
+
+def _remedy(need: Need, missing: Sequence[str], vendors: Collection[str], by_hw: bool) -> str:
+    if need.metrics[0] in NODES_OWN:
+        return need.remedy
+    if by_hw:
+        return _hw_remedy(need)
+    return _amd_remedy(missing) if "amd" in vendors and "nvidia" not in vendors else need.remedy
+
+
+def _amd_remedy(missing: Sequence[str]) -> str:
+    series = [next((r.series for r in table("amd").rows if r.metric and r.metric.name == m), "") for m in missing]
+    return f"collect {' and '.join(series)}" if all(series) else "AMD's exporter has no such field"
 
 
 def _hw_remedy(need: Need) -> str:

@@ -133,6 +133,24 @@ def test_a_gpu_that_a_page_no_longer_has_is_lost() -> None:
     assert not [f for f in found if f.action in DRAINS]  # the exporter may be set to leave it out
 
 
+@pytest.mark.parametrize(("unread", "found_it"), [(20, False), (40, True)])
+def test_a_gpu_exporter_that_hangs_while_the_node_answers_is_told_without_a_drain(unread: int, found_it: bool) -> None:
+    """So a driver that hangs shows where there is no agent: its exporter hangs with it."""
+
+    def hung(number: int, gpu: Columns, node: Columns) -> None:
+        _scraped(number, gpu, node)
+        if 8 <= number < 8 + unread:
+            node["exporters_up"][2], node["exporters_down"][2] = 1.0, 1.0
+            for column in gpu.values():
+                column[16:24] = np.nan
+
+    found = [f for f in _findings(60, hung) if not f.cleared]
+    wanted = {("gpu_page_silent", "n02", RecommendedAction.ADVISE)} if found_it else set()
+    assert {(f.cause, f.node, f.action) for f in found} == wanted
+    ended = [f.cause for f in _findings(60, hung) if f.cleared]
+    assert ended == (["gpu_page_silent"] if found_it else [])  # the page is read again
+
+
 AMD = {m.name for m in table("amd").metrics()}
 
 
@@ -195,6 +213,9 @@ def test_each_detector_that_lacks_something_says_so_and_why() -> None:
     amd = blindness(_gives("amd") | _gives("node"), {"amd"})
     assert amd["xid"] == "XIDs: NVIDIA's own, quiet on other GPUs"
     assert "row remaps: NVIDIA's own" in amd["memory"]
+    assert "sm_active_ratio missing; AMD's exporter has no such field" in amd["hang"]
+    assert "collect gpu_ecc_uncorrect_umc" in blindness(set(), {"amd"})["memory"]
+    assert "DCGM" not in " ".join(blindness(set(), {"amd"}).values())
     nothing = blindness(set(), {"nvidia"})
     assert {"memory", "thermal", "straggler", "hang", "links", "xid", "kernel", "liveness"} <= nothing.keys()
     assert "kernel log" in blindness(everything, {"nvidia"})["kernel"]  # whatever is collected

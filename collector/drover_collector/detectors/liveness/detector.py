@@ -27,6 +27,7 @@ from drover_collector.detectors.liveness.peers import PeersOfSilent, Progress
 from drover_collector.detectors.liveness.texts import (
     driver_gone,
     gpu_gone,
+    gpu_page_silent,
     group_silent,
     job_of,
     mass_silent,
@@ -80,6 +81,7 @@ AWAY_USUAL, LONGEST_AWAY_MS = 3, 1_800_000
 # A single node that is away for a minute or two is mostly an agent that restarts or a management network that blinks.
 # Kubernetes waits 50 s (node-monitor-grace-period), Slurm 300 s (SlurmdTimeout). Its job's other nodes know more: if
 # they stopped computing with it, it is dead, and nobody has to wait; if they go on, it lives.
+GPU_PAGE_MS = 240_000  # an exporter that restarts, or is upgraded, is back by then
 ALONE_MS = {Progress.STOPPED: 0, Progress.UNKNOWN: 150_000, Progress.GOES_ON: 240_000}
 LEAST_GAP = 0.5  # of the time after which a node counts as silent: a shorter gap is a lost sample
 LONGEST_GAP_MS = 240_000
@@ -92,7 +94,7 @@ CORE = ("gpu_temp_c", "power_w", "sm_clock_mhz")  # a GPU that answers has a val
 LOST = ("gpu_lost", "driver_hung", "driver_missing", "driver_released")
 EXPLAIN_SILENCE = ("driver_hung", "driver_missing", "driver_released")  # reports that explain silence of all GPUs
 OF_GPUS = frozenset(
-    {"gpu_lost", "gpu_missing", "driver_lost", "driver_missing", "pages_without_gpus"}
+    {"gpu_lost", "gpu_missing", "driver_lost", "driver_missing", "pages_without_gpus", "gpu_page_silent"}
 )  # end when one of the GPUs answers
 ANSWERS_AGAIN_MS = 60_000  # of values after an agent reported the GPU lost: its report "gpu_back" was lost
 SILENT_BEFORE = ("silent", "late", "pages_silent")  # no planned work explains them once they are open
@@ -616,6 +618,7 @@ def _gpus(window: Window, s: LivenessState, reporting: Bools, now_ms: int) -> It
     quiet[index.gpu_node[s.answered_ms < bucket.end_ms]] = True
     limit_ms = window.silent_after_ms(quiet)[index.gpu_node]
     never = s.answered_ms == 0
+    yield from _unread_gpus(window, s, reporting, now_ms)
     # From the node's return: an agent that starts reports the host some seconds before the driver answers.
     # Not while the page of its node's GPUs cannot be read: nothing is known then.
     known_ms = np.maximum(s.returned_ms, s.reception.unread_ms)[index.gpu_node]
@@ -645,6 +648,17 @@ def _gpus(window: Window, s: LivenessState, reporting: Bools, now_ms: int) -> It
                 long = bool(bucket.end_ms - since[g] >= drain_ms)
                 say_gone = page_without_gpu if scraped else gpu_gone
                 yield say_gone(window, node, g - first, bool(never[g]), int(since[g]), now_ms, long)
+
+
+def _unread_gpus(window: Window, s: LivenessState, reporting: Bools, now_ms: int) -> Iterator[Finding]:
+    """Report nodes without an agent whose GPUs' page is not read for long, while another of their pages is."""
+    index, end_ms = window.index, window.newest.end_ms
+    for n in np.flatnonzero(reporting & s.reception.scraped & (s.reception.unread_ms == end_ms)).tolist():
+        gpus = slice(int(index.first_gpu[n]), int(index.first_gpu[n + 1]))
+        since = np.maximum(s.answered_ms[gpus], max(s.resumed_ms, int(s.returned_ms[n])))
+        limit_ms = GPU_PAGE_MS if s.answered_ms[gpus].any() else NEVER_CAME_MS
+        if len(since) and end_ms - int(since.max()) >= limit_ms:
+            yield gpu_page_silent(window, n, int(since.max()), now_ms)
 
 
 def _reported(window: Window, s: LivenessState, now_ms: int) -> Iterator[Finding]:
