@@ -117,7 +117,8 @@ class FleetPages:
             more += ',link_index="0"' if row.how == "rate" else ""
             lines += [f"# HELP {row.series} .", f"# TYPE {row.series} gauge"]
             for slot, g in enumerate(np.flatnonzero(self.fleet.hardware.gpu_node == number).tolist()):
-                value = float(self._traffic[row.series][g]) / row.scale if row.how == "rate" else _there(row, columns, g)
+                moved = row.how == "rate"
+                value = float(self._traffic[row.series][g]) / row.scale if moved else _there(row, columns, g)
                 if not gone[g] and not math.isnan(value):
                     lines.append(f"{row.series}{{{_amd_labels(name, number, slot)}{more}}} {value!r}")
         return "\n".join(lines) + "\n"

@@ -134,7 +134,9 @@ def test_a_gpu_that_a_page_no_longer_has_is_lost() -> None:
 
 
 @pytest.mark.parametrize(("unread", "found_it"), [(20, False), (40, True)])
-def test_a_gpu_exporter_that_hangs_while_the_node_answers_is_told_without_a_drain(unread: int, found_it: bool) -> None:
+def test_a_gpu_exporter_that_hangs_while_the_node_answers_is_reported_without_a_drain(
+    unread: int, found_it: bool
+) -> None:
     """So a driver that hangs shows where there is no agent: its exporter hangs with it."""
 
     def hung(number: int, gpu: Columns, node: Columns) -> None:
