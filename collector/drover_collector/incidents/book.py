@@ -96,7 +96,10 @@ class IncidentBook:
     def restore(self, incidents: Iterable[Incident]) -> None:
         """Take over what a former run left; its holds count from the last update."""
         for incident in incidents:
-            record = Record(incident, counted_to_ms=incident.updated_ms, wanted=incident.asked or incident.action)
+            upto_ms = incident.updated_ms
+            record = Record(
+                incident, counted_to_ms=upto_ms, slowed_to_ms=upto_ms, wanted=incident.asked or incident.action
+            )  # fmt: skip
             if incident.closed_ms is None:
                 record.holds = dict.fromkeys(incident.detectors, incident.updated_ms)
             self.records[incident.id] = record
@@ -268,6 +271,7 @@ class IncidentBook:
         if why is None:
             return False
         add_consequence(why, finding, now_ms)
+        self._count_slowness(why, finding, now_ms)
         own = self._same(finding, now_ms)
         if own is not None and own.incident.closed_ms is None:
             text = f"incident {why.incident.id} explains it"
@@ -275,6 +279,26 @@ class IncidentBook:
             own.holds.clear()
             own.incident = replace(own.incident, closed_ms=now_ms, timeline=noted(own.incident, note))
         return True
+
+    def _count_slowness(self, record: Record, finding: Finding, now_ms: int) -> None:
+        """Add what a job's slowness takes to the incident behind it, beyond what that counts itself.
+
+        Its detector may see nothing of it: the peers of a slow GPU look busy while they wait.
+        """
+        incident = record.incident
+        if finding.lost_gpus is None or incident.job not in (None, finding.job):
+            return
+        if incident.job is None:
+            if incident.scope not in ("gpu", "node"):
+                return  # it hurts more jobs than one
+            incident = record.incident = replace(incident, job=finding.job)
+            self._near.put(record)
+        from_ms = max(record.slowed_to_ms, incident.since_ms, finding.since_ms)
+        record.slowed_to_ms = max(now_ms, record.slowed_to_ms)
+        more = finding.lost_gpus - (record.lost_gpus or 0.0) - (record.waiting_gpus or 0.0)
+        if more > 0 and from_ms < now_ms:
+            waited = (incident.gpu_hours_waited or 0.0) + more * (now_ms - from_ms) / MS_PER_HOUR
+            record.incident = replace(incident, gpu_hours_waited=waited)
 
     def _held_back(self, finding: Finding, now_ms: int) -> bool:
         if finding.kind not in (IncidentKind.STRAGGLER, IncidentKind.HANG) or finding.job is None:

@@ -37,6 +37,7 @@ class Record:
     Attributes:
         holds: detector -> when it last reported that the condition holds.
         reported_ms: (detector, cause) -> when it was last reported.
+        slowed_to_ms: up to when it is counted what the slowness of its whole job takes.
     """
 
     incident: Incident
@@ -46,6 +47,7 @@ class Record:
     waiting_gpus: float | None = None
     counted_to_ms: int = 0
     wanted: RecommendedAction = RecommendedAction.NONE  # by the detectors; the policy may say otherwise
+    slowed_to_ms: int = 0
 
 
 def opened(finding: Finding, subject: tuple[str, str, int | None], now_ms: int) -> Record:

@@ -1,9 +1,9 @@
 """Whose fault it is that a job lost GPU time: one GPU, the network, storage, a host, the whole job, the program.
 
-What counts as lost is what the ledger gives to waiting, lost, restarting and repeated, and of the useful time the part
-by which the job is slower than its own past. Each millisecond of it goes to the incident that took it, and with that to
-one blame, so that the parts add up. Time that no incident explains is unknown, as is that of an incident whose cause
-may be hardware or program.
+What counts as lost is what the ledger gives to waiting, lost, restarting and repeated, and nothing else: the sum of the
+Job page, of `drover job` and of the report is the same. Each millisecond of it goes to the incident that took it, and
+with that to one blame, so that the parts add up. Time that no incident explains is unknown, as is that of an incident
+whose cause may be hardware or program.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.ledger.checkpoints import find_repeated
-from drover_collector.ledger.claims import JobHistory, find_ends, is_fault, make_layers, open_spans, part_ppm
-from drover_collector.ledger.facts import PPM, Facts, LedgerIncident, Share
-from drover_collector.ledger.partition import Layers, Ledger, partition
+from drover_collector.ledger.claims import JobHistory, find_ends, make_layers
+from drover_collector.ledger.facts import Facts, LedgerIncident, Share
+from drover_collector.ledger.partition import Ledger, partition
 from drover_collector.ledger.spans import NONE
 from drover_core.model.events import IncidentKind
 from drover_core.xid.codes import lookup
@@ -121,12 +121,15 @@ def job_loss(index: FleetIndex, facts: Facts, job: int, from_ms: int, to_ms: int
     mine = replace(facts, holds=facts.holds.where(facts.holds.value == job))
     ledger = partition(mine, layers, from_ms, to_ms)
     shares = tuple(int(ms) for ms in ledger.ms.sum(axis=0))
-    parts = [Part(blame_of(facts.incidents[n]), n, ms) for n, ms in _by_incident(ledger)]
+    parts = [_part(facts.incidents[n], n, ms) for n, ms in _by_incident(ledger)]
     taken = sum(shares[share] for share in TAKEN)
     if rest := taken - sum(part.ms for part in parts):
         parts.append(Part(Blame.UNKNOWN, NONE, rest))
-    parts += _slow(mine, layers, facts.jobs[job], (ledger.from_ms, ledger.to_ms))
     return JobLoss(ledger.from_ms, ledger.to_ms, shares, sorted(parts, key=lambda part: -part.ms))
+
+
+def _part(incident: LedgerIncident, number: int, ms: int) -> Part:
+    return Part(blame_of(incident), number, ms, ms if incident.kind == IncidentKind.SLOWDOWN else 0)
 
 
 def _by_incident(ledger: Ledger) -> Iterator[tuple[int, int]]:
@@ -135,22 +138,3 @@ def _by_incident(ledger: Ledger) -> Iterator[tuple[int, int]]:
     for n in np.unique(ledger.claim_incident).tolist():
         if ms := int(took[ledger.claim_incident == n].sum()):
             yield n, ms
-
-
-def _slow(facts: Facts, layers: Layers, job: str, span: tuple[int, int]) -> Iterator[Part]:
-    """Yield by how much a job was slower than its own past: a part of its useful time, counted once."""
-    upto, gpus = span[0], len(np.unique(facts.holds.gpu))
-    for number, incident in sorted(enumerate(facts.incidents), key=lambda each: each[1].since_ms):
-        if incident.kind != IncidentKind.SLOWDOWN or incident.job != job or not is_fault(incident):
-            continue
-        spans = open_spans(incident, facts.until_ms)
-        counted = sum(max(0, min(incident.counted_ms, high) - low) for low, high in spans)
-        ppm = part_ppm(incident.lost_ms, gpus * counted)
-        ms = 0
-        for low, high in spans:
-            low, high = max(low, upto), min(high, span[1])
-            if low < high:
-                ms += int(partition(facts, layers, low, high).ms[:, Share.USEFUL].sum()) * ppm // PPM
-                upto = high
-        if ms:
-            yield Part(blame_of(incident), number, ms, ms)

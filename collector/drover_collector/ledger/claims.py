@@ -292,9 +292,13 @@ def _of_incidents(facts: Facts, history: JobHistory, by_job: Mapping[int, Sequen
         )
         if not is_fault(incident) or incident.cause in BLIND or counted <= 0:
             continue
+        of_job = by_job.get(number_of.get(incident.job or "", -1), ())
+        if incident.kind == IncidentKind.SLOWDOWN:
+            for span in open_spans(incident, facts.until_ms):
+                _claim_slowdown(measured, (incident, number, counted), of_job, span)
+            continue
         layer = measured if incident.kind in MEASURED else stops
         named = history.members(incident)
-        of_job = by_job.get(number_of.get(incident.job or "", -1), ())
         for low, high in open_spans(incident, facts.until_ms):
             anchor = incident.since_ms
             claim = Claim(Share.LOST, part_ppm(incident.lost_ms, len(named) * counted), anchor, number)
@@ -306,6 +310,24 @@ def _of_incidents(facts: Facts, history: JobHistory, by_job: Mapping[int, Sequen
                 claim = Claim(Share.WAITING, part_ppm(incident.waited_ms, len(others) * counted), anchor, number)
                 measured.add((-claim.ppm, anchor, number, 1), claim, others, span)
     return measured, stops
+
+
+def _claim_slowdown(
+    layer: _Layer, slow: tuple[LedgerIncident, int, int], of_job: Sequence[Attempt], span: Span
+) -> None:
+    """Claim of a job's work the part by which it was slower than before, on all of its GPUs and no other job's.
+
+    Args:
+        slow: the incident, its number, and for how long its hours are counted, in ms.
+    """
+    incident, number, counted = slow
+    for attempt in of_job:
+        ppm = part_ppm(incident.lost_ms, len(attempt.gpus) * counted)
+        claim = Claim(Share.LOST, ppm, incident.since_ms, number, working=True)
+        layer.add(
+            (-ppm, incident.since_ms, number, 0), claim, attempt.gpus,
+            (max(span[0], attempt.from_ms), min(span[1], attempt.to_ms)),
+        )  # fmt: skip
 
 
 def part_ppm(part_ms: int | None, whole_ms: int) -> int:

@@ -15,7 +15,7 @@ class Share(IntEnum):
 
     USEFUL = 0
     WAITING = 1  # for a peer that a fault stopped or slowed
-    LOST = 2  # to a fault of this GPU or its node
+    LOST = 2  # to a fault of this GPU or its node, or because the whole job was slower than before
     RESTARTING = 3  # after a fault: until the job works again
     REPEATED = 4  # work since the last checkpoint, done again
     IDLE = 5
@@ -43,12 +43,14 @@ class Claim:
     Attributes:
         share: LOST, WAITING, RESTARTING or REPEATED.
         incident: number of the incident; -1: none.
+        working: it takes only time in which telemetry shows work.
     """
 
     share: Share
     ppm: int
     anchor_ms: int
     incident: int = -1
+    working: bool = False
 
 
 @dataclass(frozen=True, slots=True)

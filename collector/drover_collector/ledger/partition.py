@@ -2,7 +2,7 @@
 
 1. repeated    work that a job does again since its last checkpoint
 2. ended       a fault ended the job: from the fault to the end, lost on what failed, waiting on the other GPUs
-3. measured    a share that a detector measured: hang, straggler, heat
+3. measured    a share that a detector measured: hang, straggler, heat; a job that is slower than before, of its work
 4. useful      telemetry shows work; for a job that reports steps only while it does
 5. stops       a failed GPU or node that does not work: lost
 6. restarting  idle GPUs after a fault, until the job works again
@@ -108,7 +108,7 @@ def _block(facts: Facts, layers: Layers, from_ms: int, to_ms: int, block: int) -
     pausing = (shown == Activity.IDLE) | (stalled & (shown != NONE))
     where = (anywhere, anywhere, anywhere, ~working, pausing)
     free = anywhere.copy()
-    taken = [_take(pieces, layer, free, ms, open_to) for layer, open_to in zip(claims, where, strict=True)]
+    taken = [_take(pieces, layer, free, ms, (open_to, working)) for layer, open_to in zip(claims, where, strict=True)]
     left = pieces.length_ms - ms.sum(axis=1)
     idle = (shown == Activity.IDLE) & ~stalled
     for rows, share in ((working, Share.USEFUL), (idle, Share.IDLE), (~working & ~idle, Share.UNKNOWN)):
@@ -129,8 +129,13 @@ def cut_by_day(holds: GpuSpans) -> GpuSpans:
     return GpuSpans(holds.gpu[at], low, high, holds.value[at])
 
 
-def _take(pieces: Segments, layer: Claims, free: Bools, ms: Ints, open_to: Bools) -> tuple[Ints, Ints, Ints, Ints]:
+def _take(
+    pieces: Segments, layer: Claims, free: Bools, ms: Ints, where: tuple[Bools, Bools]
+) -> tuple[Ints, Ints, Ints, Ints]:
     """Give the layer's claims their part of the segments that are free.
+
+    Args:
+        where: the segments that are open to the layer, and those in which telemetry shows work.
 
     Returns:
         Row, incident, share and ms of each claim.
@@ -138,8 +143,9 @@ def _take(pieces: Segments, layer: Claims, free: Bools, ms: Ints, open_to: Bools
     if not layer.claims or not len(layer.spans):
         nothing = np.zeros(0, np.int64)
         return nothing, nothing, nothing, nothing
-    number = pieces.first(layer.spans)
-    rows = np.flatnonzero((number != NONE) & open_to & free)
+    number, (open_to, working) = pieces.first(layer.spans), where
+    picky = np.array([each.working for each in layer.claims], np.bool_)[np.maximum(number, 0)]
+    rows = np.flatnonzero((number != NONE) & open_to & free & (working | ~picky))
     claim = number[rows]
     ppm, anchor, share, incident = (
         np.array([int(getattr(each, name)) for each in layer.claims], np.int64)[claim]

@@ -542,3 +542,62 @@ def test_a_missed_objective_is_an_incident_of_its_own() -> None:
     b = book()
     give(b, 150, slow_job(150), slow_job(150, "step_time_objective"))
     assert sorted(i.cause for i in opened(b)) == ["step_time_objective", "waits_alike"]
+
+
+def slower(at_s: float, lost: float = 1.08, since_s: float = 0, **more: object) -> Finding:
+    """A job of four GPUs whose step is 37 % longer: 1.08 GPUs' work is lost."""
+    fields: dict[str, object] = {
+        "job": "812", "members": (("n01", None), ("n02", None)), "lost_gpus": lost,
+        "since_ms": START_MS + round(since_s * SECOND),
+    }  # fmt: skip
+    return finding("slowdown", "slower", at_s, "job", None, None, action="none", **(fields | more))
+
+
+def test_what_a_job_became_slower_is_what_the_incident_behind_it_costs() -> None:
+    """The peers of a slow GPU look busy while they wait: its detector counts nothing."""
+    b = book()
+    for at_s in range(0, 190, 10):  # the slowdown is found after three minutes
+        give(b, at_s, finding(at_s=at_s, job="812", waiting_gpus=0.0))
+    for at_s in range(190, 1810, 10):
+        give(b, at_s, finding(at_s=at_s, job="812", waiting_gpus=0.0), slower(at_s))
+    (incident,) = opened(b)
+    assert (incident.kind, incident.gpu_hours_lost) == (IncidentKind.STRAGGLER, None)
+    assert incident.gpu_hours_waited == pytest.approx(1.08 * 1800 / 3600)
+    for at_s in range(1810, 2400, 10):  # it is as fast again, and the GPU still slow
+        give(b, at_s, finding(at_s=at_s, job="812", waiting_gpus=0.0))
+    (incident,) = opened(b)
+    assert incident.gpu_hours_waited == pytest.approx(1.08 * 1800 / 3600)
+
+
+def test_of_what_a_job_became_slower_counts_only_what_the_incident_does_not_count_itself() -> None:
+    b = book()
+    for at_s in range(0, 3610, 10):
+        give(b, at_s, finding(at_s=at_s, job="812", waiting_gpus=0.9), slower(at_s, 1.0))
+    (incident,) = opened(b)
+    assert incident.gpu_hours_waited == pytest.approx(1.0)
+    b = book()
+    for at_s in range(0, 3610, 10):
+        give(b, at_s, finding(at_s=at_s, job="812", waiting_gpus=3.0), slower(at_s, 1.0))
+    (incident,) = opened(b)
+    assert incident.gpu_hours_waited == pytest.approx(3.0), "it measured more"
+
+
+def test_a_port_that_slows_a_job_is_an_incident_of_that_job() -> None:
+    b = book()
+    port = ("link", "port_errors", 0, "node", "n01", None)
+    for at_s in range(0, 3610, 10):
+        give(b, at_s, finding(*port), slower(at_s), slower(at_s, job="900"))
+    (incident,) = opened(b)
+    assert (incident.job, incident.gpu_hours_waited) == ("812", pytest.approx(1.08)), "another job's is not its own"
+
+
+def test_a_restart_counts_no_slowness_twice() -> None:
+    b = book()
+    for at_s in range(0, 1810, 10):
+        give(b, at_s, finding(at_s=at_s, job="812", waiting_gpus=0.0), slower(at_s))
+    again = book()
+    again.restore([dataclasses.replace(incident, updated_ms=START_MS + 1800 * SECOND) for incident in opened(b)])
+    for at_s in range(1810, 3610, 10):
+        give(again, at_s, finding(at_s=at_s, job="812", waiting_gpus=0.0), slower(at_s))
+    (incident,) = opened(again)
+    assert incident.gpu_hours_waited == pytest.approx(1.08)
