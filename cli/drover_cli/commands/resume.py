@@ -6,7 +6,7 @@ import argparse
 
 from drover_cli import acting
 
-HELP = "put a node or GPU back in service that Drover took out: after its validation, or at once with --force"
+HELP = "put a node or GPU back that Drover took out, after its validation; withdraw a drain that still waits for jobs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -65,6 +65,7 @@ class Job:
     touched: bool = True  # something may have been done; after a stop nobody knows
     lack: Lack | None = None  # of a return that failed: what it waits for
     foreign: bool = False  # it failed because somebody else has the node out
+    withdrawn: bool = False  # by a person: what its jobs have answered so far is no outcome
     given_up: str = ""  # why; then the only question left is whether it has closed its node
 
 
@@ -85,6 +86,11 @@ class Dispatcher(Protocol):
 
     def end(self, action: Action) -> None:
         """Publish the stored outcome of an action."""
+
+
+def waits_to_save(action: Action) -> bool:
+    """Return whether an action takes a node out once its jobs have saved themselves."""
+    return action.saving is not None and action.action in CLOSINGS
 
 
 class Worker:
@@ -168,6 +174,31 @@ class Worker:
         """Return the actions that have not ended."""
         with self._changed:
             return [job.action for job in self._jobs.values()]
+
+    def withdraw(self, node: str, by: str, why: str) -> list[str]:
+        """End what still waits for the jobs of a node to save themselves; return its ids.
+
+        It happens between two looks of this actuator's thread, so nothing is carried out meanwhile.
+
+        Raises:
+            LaterError: it is not known whether the node is closed. ActError: the policy asked for it.
+        """
+        return self.ask(lambda: self._withdraw(node, f"not done: {by} has withdrawn it: {why}"))
+
+    def _withdraw(self, node: str, text: str) -> list[str]:
+        with self._changed:
+            jobs = [job for job in self._jobs.values() if job.action.node == node and waits_to_save(job.action)]
+        for job in jobs:
+            if not self._find_closed(job):
+                raise LaterError(f"whether {node} is closed already is not known: {self.actuator.name} does not answer")
+        left = [job for job in jobs if job.detail is None and not self._has_closed(job.action)]
+        own = [job.action for job in left if job.action.by == ITSELF]
+        if own:
+            raise ActError(f"{own[0].action} is the policy's, for incident {own[0].incident_id}: it stays")
+        for job in left:
+            job.withdrawn = True
+            self._fail(job, text)
+        return [job.action.id for job in left]
 
     def _run(self) -> None:
         reconcile_at = 0.0
@@ -433,7 +464,7 @@ class Worker:
     def _finish(self, job: Job, state: ActionState, detail: str) -> None:
         """Store the outage, then the outcome: after a stop in between, the intent is found done."""
         context, action = self._context, job.action
-        if action.saving is not None and (said := sentence(action.saving)):
+        if action.saving is not None and not job.withdrawn and (said := sentence(action.saving)):
             detail = f"{detail}; {said}"
         if state is ActionState.DONE:
             self._set_outage(action)

@@ -28,6 +28,7 @@ from drover_collector.store import StoreError
 from drover_core.model.events import (
     Act,
     Action,
+    ActionState,
     Audit,
     Incident,
     NodeOutage,
@@ -130,6 +131,9 @@ def preview_act(facts: ApiSnapshot, request: pb.ActRequest, may: bool, forces: b
     )  # fmt: skip
     if dispatcher is None or (why_not := dispatcher.acts_not(request.node)):
         reply.hindrance = OBSERVES if dispatcher is None else why_not
+    elif act is Act.RESUME and (waiting := dispatcher.withdrawable(request.node)):
+        reply.safe = True
+        reply.grounds.extend(f"{a.action} by {a.by} {a.detail or 'waits'}: it is withdrawn." for a in waiting)
     elif act is Act.RESUME:
         reply.hindrance = may_resume(request.node, duty) or ""
         if dispatcher.returns.validator is not None and dispatcher.context.config.validate:
@@ -224,9 +228,17 @@ def _resume(dispatcher: ActionDispatcher, request: pb.ActRequest, why: str, by: 
     if gpu_actions.asks_for_gpu(request):
         gpu_actions.outage_of(dispatcher, request)
         action, said = dispatcher.resume_gpu(request.node, gpu_actions.which(request), why, by, request.force)
+    elif withdrawn := dispatcher.withdraw(request.node, why, by):
+        return pb.ActReply(action_id=withdrawn[0].id, state=ActionState.DONE, detail=_withdrawal(withdrawn))
     else:
         action, said = dispatcher.resume(request.node, why, by, request.force)
     return pb.ActReply(detail=said) if action is None else _reply(dispatcher.wait(action, WAIT_S))
+
+
+def _withdrawal(withdrawn: Sequence[Action]) -> str:
+    """Return what is said of what was withdrawn: its jobs may go on saving themselves, which harms nothing."""
+    said = " and ".join(f"the {a.action} by {a.by}" for a in withdrawn)
+    return f"{said}, which waited for jobs to save themselves, is withdrawn; {withdrawn[0].node} stays in service"
 
 
 def _take_out(

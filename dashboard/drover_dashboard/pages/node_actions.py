@@ -29,7 +29,7 @@ GPU = "drain_gpu"
 WORDS = {
     "drain": "No new job gets the node; what runs there may end.",
     GPU: "No new job gets this GPU; the node's others stay in service.",
-    "resume": "The node, or the GPU, gets jobs again.",
+    "resume": "The node, or the GPU, gets jobs again. A drain that still waits for its jobs is withdrawn.",
     "probe": "Micro-benchmarks, on GPUs that no process holds.",
 }
 

@@ -12,6 +12,7 @@ import pytest
 
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
+from drover_collector.actions.slurm.save_signal import SaveSignal
 from drover_collector.api import actions as api_actions
 from drover_collector.api.snapshot import ApiSnapshot, RefusalError
 from drover_collector.config import CollectorConfig
@@ -289,3 +290,40 @@ async def test_a_yes_that_comes_after_the_mode_was_lowered_begins_nothing(site: 
     finally:
         await pipeline.stop()
     assert (site.drained(), site.store.actions.newest()) == (set(), [])
+
+
+@in_loop
+async def test_a_drain_that_waits_for_its_jobs_is_withdrawn_by_a_resume_also_after_a_restart(site: Site) -> None:
+    site.slurm.start("n000", "7")
+    site.slurm.save_signals = {"7": SaveSignal("USR1")}
+
+    def act(pipeline: Pipeline, name: str, **more: float) -> pb.ActReply:
+        facts = ApiSnapshot(pipeline, IngestStats(), CollectorConfig())
+        return api_actions.act_on_node(facts, pb.ActRequest(node="n000", act=name, why="oops", **more), "ann")
+
+    first = site.collector(ONE_OUT)
+    await first.start()
+    await surveyed(first)
+    asked_ = act(first, "drain", save_s=300)
+    await until(lambda: site.slurm.effects == ["signal 7 USR1"], "its job is asked")
+    await first.stop()
+    pipeline = site.collector(ONE_OUT)
+    await pipeline.start()
+    try:
+        await until(lambda: bool(pipeline.dispatcher and pipeline.dispatcher.withdrawable("n000")), "it goes on")
+        facts = ApiSnapshot(pipeline, IngestStats(), CollectorConfig())
+        look = api_actions.preview_act(facts, pb.ActRequest(node="n000", act="resume"), True)
+        assert (look.hindrance, look.safe) == ("", True)
+        assert look.grounds[0].startswith("drain by ann waits")
+        back = act(pipeline, "resume")
+        assert (back.action_id, back.state) == (asked_.action_id, ActionState.DONE)
+        assert back.detail.endswith("is withdrawn; n000 stays in service")
+        site.now_ms += 301_000
+        with pytest.raises(RefusalError, match="not taken out by Drover"):
+            act(pipeline, "resume")
+    finally:
+        await pipeline.stop()
+    assert (site.drained(), site.slurm.effects) == (set(), ["signal 7 USR1"])
+    assert {(line.what, line.by, line.why) for line in site.store.audit.read(subject="n000")} == {
+        ("drain", "ann", "oops"), ("resume", "ann", "oops"), ("resume (refused)", "ann", "oops"),
+    }  # fmt: skip
