@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from streamlit.runtime.scriptrunner_utils.exceptions import StopException
+from streamlit.runtime.state import QueryParamsProxy
 from streamlit.testing.v1 import AppTest
 
 from drover_dashboard.widgets import address
@@ -82,3 +84,56 @@ def test_an_address_of_long_ago_is_a_link(monkeypatch: pytest.MonkeyPatch) -> No
     app = opened()
     app.selectbox(key="test_by").select("b").run()
     assert (shown(at(app)), asked(app)) == (("a", "1 h"), {})
+
+
+def test_a_choice_is_obeyed_however_late_the_page_runs_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page of the choice before runs for seconds, and no link comes with a new choice."""
+    monkeypatch.setattr(address, "LATE_S", 0.0)
+    app = opened()
+    app.selectbox(key="test_by").select("b").run()
+    app.selectbox(key="test_by").select("c")
+    at(app)
+    assert (shown(app), asked(app)) == (("c", "1 h"), {"by": "c"})
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_a_click_that_ends_the_run_of_the_one_before_at_the_address_is_obeyed(
+    monkeypatch: pytest.MonkeyPatch, sent: bool
+) -> None:
+    """A run ends where it is when the next choice comes: before the browser is sent the address, or after."""
+    app, send = opened(), QueryParamsProxy.from_dict
+
+    def ends(params: QueryParamsProxy, values: dict[str, str]) -> None:
+        if sent:
+            send(params, values)
+        raise StopException
+
+    with monkeypatch.context() as patched:
+        patched.setattr(QueryParamsProxy, "from_dict", ends)
+        app.selectbox(key="test_by").select("b").run()
+    app.selectbox(key="test_by").select("c")
+    at(app, **({"by": "b"} if sent else {}))
+    assert (shown(app), asked(app)) == (("c", "1 h"), {"by": "c"})
+
+
+def picker() -> None:
+    from drover_dashboard.widgets import address, time_range
+
+    address.settle("page")
+    time_range.pick(key="test_time")
+
+
+def test_a_quick_second_time_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run that was to show the first one ended at its begin, and the browser has the address of before."""
+    app = AppTest.from_function(picker, default_timeout=20)
+    at(app)
+
+    def ends() -> None:
+        raise StopException
+
+    with monkeypatch.context() as patched:
+        patched.setattr("drover_dashboard.widgets.time_range.st.rerun", ends)
+        app.selectbox(key="test_time").select("6 h").run()
+    app.selectbox(key="test_time").select("24 h")
+    at(app)
+    assert (app.selectbox(key="test_time").value, asked(app)) == ("24 h", {"span": "24 h"})

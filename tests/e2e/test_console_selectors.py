@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from drover_core.model.fleet import dump_toml
+from drover_dashboard.widgets.address import LATE_S
 from drover_dashboard.widgets.view import ALL_PAGES
 from drover_simulator.fleet import build_fleet
 from testbed.browsing import Tab, addresses, at_rest, lone_tab
+from testbed.fleet_proxy import Between, between
 from testbed.system_processes import collector, free_port, reachable, running
 from testbed.waiting import wait_until
 
@@ -35,15 +37,22 @@ SOON_MS = 60_000  # only a test that fails takes so long: two cores of CI have f
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Between]]:
+    """Its address, and what stands between it and its collector."""
     folder, port = tmp_path_factory.mktemp("selectors"), free_port()
     with (
         collector(folder, dump_toml(build_fleet(16, 7))) as served,
-        running(folder, "drover_dashboard.main", "--collector", served.api, "--port", str(port)) as log,
+        between(served.api) as (api, proxy),
+        running(folder, "drover_dashboard.main", "--collector", api, "--port", str(port)) as log,
     ):
         wait_until(lambda: reachable("127.0.0.1", port), "the console listens", 60)
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", proxy
         assert "Traceback" not in log.read_text()
+
+
+@pytest.fixture(scope="module")
+def url(console: tuple[str, Between]) -> str:
+    return console[0]
 
 
 @pytest.fixture(scope="module")
@@ -148,3 +157,40 @@ def test_the_tab_says_what_a_link_shows(tab: Tab, url: str) -> None:
     for link, title in links.items():
         tab.page.goto(f"{url}/{link}")
         tab.page.wait_for_function("(title) => document.title === `${title} · Drover`", arg=title)
+
+
+# As a person who clicks before the page has drawn: each click is another event of the browser.
+QUICK = """async ([labels, gap]) => {
+  for (const label of labels) {
+    const shown = [...document.querySelectorAll('[data-testid=stMain] [role=radio]')];
+    shown.find((e) => e.textContent.trim() === label).click();
+    await new Promise((go) => setTimeout(go, gap));
+  }
+}"""
+
+
+@pytest.mark.parametrize("gap_ms", [0, 30, 100, 300, 1000])
+def test_of_three_quick_choices_while_the_page_still_waits_for_its_collector_the_last_holds(
+    tab: Tab, console: tuple[str, Between], gap_ms: int
+) -> None:
+    """The ledger of a large fleet takes its collector seconds: longer than an address may be late."""
+    page, (url, proxy) = tab.page, console
+    tab.goto(f"{url}/capacity?show=ledger")
+    (span,) = [each for each in selectors(page) if each.shown() == "7 days"]
+    proxy.delay_s, proxy.late = LATE_S + 1, frozenset({"GetLedger"})
+    try:
+        page.evaluate(QUICK, [["1 day", "30 days", "90 days"], gap_ms])
+        span.shows("90 days")
+        page.wait_for_function("new URLSearchParams(location.search).get('span') === '90 days'")
+        page.evaluate(QUICK, [["1 day", "30 days", "7 days"], gap_ms])
+        span.shows("7 days")
+        page.wait_for_function("!new URLSearchParams(location.search).has('span')")
+    finally:
+        proxy.delay_s = 0.0
+    page.go_back()
+    page.wait_for_function("new URLSearchParams(location.search).has('span')")
+    earlier = page.evaluate("new URLSearchParams(location.search).get('span')")
+    span.shows(earlier)  # which of them became steps depends on how quick they were
+    page.go_forward()
+    span.shows("7 days")
+    assert "show=ledger" in page.url

@@ -23,10 +23,12 @@ OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 2
 
 
 class Between(grpc.GenericRpcHandler):
-    """Set between two calls: `delay_s`, how long each answer is held back; `old`, to be one version older."""
+    """Set between two calls: `delay_s`, how long each answer is held back, of the methods in `late` (none: of all);
+    `old`, to be one version older."""
 
     def __init__(self, target: str) -> None:
         self.delay_s = 0.0
+        self.late: frozenset[str] = frozenset()
         self.old = False
         self._released = threading.Event()
         self._channel = grpc.insecure_channel(target, [*OPTIONS, *SOON])
@@ -47,7 +49,7 @@ class Between(grpc.GenericRpcHandler):
             body = call(request, timeout=DEADLINE_S)
         except grpc.RpcError as error:
             context.abort(error.code(), error.details() or "")
-        if self.delay_s:
+        if self.delay_s and (not self.late or name in self.late):
             self._released.wait(self.delay_s)
         if not self.old:
             return body

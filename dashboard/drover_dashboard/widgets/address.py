@@ -13,7 +13,8 @@ A step of a person is one entry there: assets/steps.js.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import streamlit as st
@@ -21,34 +22,92 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from drover_dashboard import client
 
-WRITTEN = "address_written"  # in the session: the page, its address of now, and those that it had just before
+WRITTEN = "address_written"  # in the session
 LATE_S, LATE_MOST = 3.0, 8
+
+
+@dataclass(slots=True)
+class _Written:
+    """What the page of a session wrote itself.
+
+    A choice while the page still runs ends that run, at any use of st.session_state or of st.query_params. So what
+    belongs together is changed here, in one object, and the browser is sent the address last. A run that ended
+    between two of these steps took the choice of one click for an address that somebody else had asked for, and the
+    next click was lost.
+
+    Attributes:
+        now: its address, whether the browser has received it or not.
+        before: its addresses of before, and until when (time.monotonic) one of them is no link.
+        named: selector -> what `now` says of it.
+        chosen: selector -> its choice, as last obeyed.
+    """
+
+    page: str
+    now: dict[str, str]
+    before: list[tuple[dict[str, str], float]] = field(default_factory=list)
+    named: dict[str, Any] = field(default_factory=dict)
+    chosen: dict[str, Any] = field(default_factory=dict)
+
+    def move(self, before: dict[str, str], after: dict[str, str]) -> None:
+        self.before = [*self.before, (before, time.monotonic() + LATE_S)][-LATE_MOST:]
+        self.now = after
 
 
 def settle(page: str) -> None:
     """Before a page runs: the address that it wrote itself holds until the browser has received it.
 
-    Who clicks on two selectors within a moment sends the second choice with the address of before the first.
+    Who clicks on two selectors within a moment sends the second choice with the address of before the first. A new
+    choice is sent by no link, so its address may be late by any time: a page under load runs for seconds.
     """
-    asked = st.query_params.to_dict()
-    of, now, late = st.session_state.get(WRITTEN, (page, asked, ()))
-    late = [(address, until) for address, until in late if until > time.monotonic()] if of == page else []
-    if of == page and asked != now and not _back() and any(address == asked for address, _ in late):
-        st.query_params.from_dict(now)
-        asked = now
-    st.session_state[WRITTEN] = (page, asked, late)
+    asked, written = st.query_params.to_dict(), _written()
+    if written.page != page:
+        st.session_state[WRITTEN] = _Written(page, asked, named=written.named)
+        return
+    if asked != written.now and not _back() and _is_late(written, asked):
+        st.query_params.from_dict(written.now)
+        return
+    written.now = asked
 
 
-def write(**changes: str | None) -> None:
-    """Change the address at once, so that it is one step back; None takes a name away."""
-    before = st.query_params.to_dict()
+def _is_late(written: _Written, asked: dict[str, str]) -> bool:
+    """Return whether the browser had not received the newest address when it sent this one."""
+    known = [until for address, until in written.before if address == asked]
+    drawn = {key: choice for key, choice in written.chosen.items() if key in st.session_state}
+    chose = any(st.session_state[key] != choice for key, choice in drawn.items())
+    return bool(known) and (chose or max(known) > time.monotonic())
+
+
+def _written() -> _Written:
+    found = st.session_state.get(WRITTEN)
+    if not isinstance(found, _Written):  # a page without a frame, or that of an older console
+        found = st.session_state[WRITTEN] = _Written("", {})
+    return found
+
+
+def write(named: Mapping[str, Any] | None = None, /, **changes: str | None) -> None:
+    """Change the address at once, so that it is one step back; None takes a name away.
+
+    `named`: selector -> what the address says of it from now on.
+    """
+    before, written = st.query_params.to_dict(), _written()
     after = {name: value for name, value in (before | changes).items() if value is not None}
+    # From here on nothing can end the run before the last line.
+    written.named.update(named or {})
     if after == before:
         return
+    written.move(before, after)
     st.query_params.from_dict(after)
-    page, _, late = st.session_state.get(WRITTEN, ("", before, ()))
-    late = [*late, (before, time.monotonic() + LATE_S)][-LATE_MOST:]
-    st.session_state[WRITTEN] = (page, after, late)
+
+
+def named(key: str) -> Any:
+    """Return what the address says of a selector that has its own words for it; None: the selector is new here."""
+    return _written().named.get(key)
+
+
+def obeyed(key: str, choice: Any, says: Any) -> None:
+    """Note a selector's choice that the page shows, and what the address `says` of it."""
+    written = _written()
+    written.chosen[key], written.named[key] = choice, says
 
 
 def title(what: str) -> None:
@@ -118,14 +177,14 @@ def _kept(
     *, drops: Sequence[str] = (), bare: str | None = _USUAL,
 ) -> str | None:  # fmt: skip
     """The choice. `bare`: the one that the address does not name."""
-    asked, known = st.query_params.get(name), f"{key}_in_address"
-    if key not in st.session_state or st.session_state.get(known) != asked or _back():
+    asked, written = st.query_params.get(name), _written()
+    if key not in st.session_state or written.named.get(key) != asked or _back():
         st.session_state[key] = asked if asked in options else usual
     chosen: str | None = widget()
-    named = None if chosen == (usual if bare is _USUAL else bare) else chosen
-    st.session_state[known] = named
-    if named != asked:
-        write(**dict.fromkeys(drops), **{name: named})
+    says = None if chosen == (usual if bare is _USUAL else bare) else chosen
+    if says != asked:
+        write({key: says}, **dict.fromkeys(drops), **{name: says})
+    written.named[key], written.chosen[key] = says, chosen
     return chosen
 
 

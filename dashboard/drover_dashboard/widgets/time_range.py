@@ -36,10 +36,11 @@ def pick(*, key: str, usual: str = USUAL, own: str = "") -> int | None:
     drawn = charts.drawn_open()
     span = asked[0] if asked[0] and time_words.span_of(asked[0]) else usual
     shown = time_words.words(*drawn, who.now_ms, who.where) if drawn else span
-    before = st.session_state.get(_known(key), asked) if key in st.session_state else asked
-    if key not in st.session_state or before != asked or address.is_back():
+    before, taken = (address.named(key) or (asked, None)) if key in st.session_state else (asked, None)
+    led = key not in st.session_state or before != asked or address.is_back()
+    if led or (taken is not None and st.session_state[key] == taken):  # what was typed is shown in the picker's words
         st.session_state[key] = shown
-    st.session_state[_known(key)] = asked
+    address.obeyed(key, shown, (asked, None))
     options = list(dict.fromkeys([*([shown] if drawn else []), *([own] if own else []), *PRESETS, span]))
     chosen = st.selectbox(
         "Time of the charts", options, key=key, accept_new_options=True, filter_mode="prefix", width=230, help=HELP,
@@ -49,7 +50,7 @@ def pick(*, key: str, usual: str = USUAL, own: str = "") -> int | None:
         if drawn and not own and who.now_ms - drawn[1] > LIVE_MS:
             view.notice("not_now", "todo", f"Not now: these charts end {who.ago(drawn[1])} ago.")
     if chosen and chosen != shown:
-        _take(str(chosen), usual, own, who)
+        _take(key, str(chosen), usual, own)
     elif asked != (None, None) or before != asked:  # a zoom that was ended is not brought to the next page either
         st.session_state[CARRIED] = asked
     return None if own and span == own else time_words.span_of(span)
@@ -57,7 +58,7 @@ def pick(*, key: str, usual: str = USUAL, own: str = "") -> int | None:
 
 def follow(key: str) -> None:
     """In a part that refreshes itself: after a zoom all of the page runs again, so that the picker says so."""
-    if st.session_state.get(_known(key)) != _asked():
+    if (address.named(key) or (None, None))[0] != _asked():
         st.rerun()
 
 
@@ -66,15 +67,18 @@ def named() -> str:
     return " ".join(word for word in _asked() if word)
 
 
-def _take(text: str, usual: str, own: str, who: view.Viewer) -> None:
+def _take(key: str, text: str, usual: str, own: str) -> None:
     """Write what was chosen or typed to the address and run the page for it; say so if it is no time."""
+    who = view.viewer()
     found = time_words.range_of(text, who.now_ms, who.where)
     span_ms = time_words.span_of(text)
     if text == own or span_ms is not None:
         named = own if text == own else time_words.label(span_ms or 0)
-        address.write(**{SPAN: None if named == usual else named, charts.OPEN: None})
+        bare = None if named == usual else named
+        address.write({key: ((bare, None), text)}, **{SPAN: bare, charts.OPEN: None})
     elif found is not None:
-        address.write(**{charts.OPEN: f"{found[0] // 1000}-{found[1] // 1000}"})
+        drawn = f"{found[0] // 1000}-{found[1] // 1000}"
+        address.write({key: ((_asked()[0], drawn), text)}, **{charts.OPEN: drawn})
     else:
         view.notice("time", "trouble", f"{text!r} is no time of the past. Examples: {time_words.EXAMPLES}.")
         return
@@ -92,7 +96,3 @@ def _bring() -> None:
 
 def _asked() -> tuple[str | None, str | None]:
     return st.query_params.get(SPAN), st.query_params.get(charts.OPEN)
-
-
-def _known(key: str) -> str:
-    return f"{key}_in_address"
