@@ -3112,8 +3112,9 @@ class JobRow(_message.Message):
     waiting_share: _builtins.float
     """0..1: mean share of its GPUs' time that peers waited for the slowest, since then"""
     gpu_hours_waited: _builtins.float
-    """by incidents of the last 7 days that name it; absent: not known"""
+    """by incidents of the last 7 days that name it; with `loss` waiting_ms; absent: not known"""
     gpu_hours_lost: _builtins.float
+    """by the same; with `loss` the rest of its lost_ms"""
     step_time_s: _builtins.float
     """of the loop that reports on its nodes; absent: none reports"""
     tokens_per_s: _builtins.float
@@ -3433,9 +3434,9 @@ class JobLoss(_message.Message):
     """what is known ends here: the newest rollup"""
     held_ms: _builtins.int
     lost_ms: _builtins.int
-    """waiting, lost, restarting, repeated, and slow_ms of the useful time"""
+    """waiting, lost, restarting and repeated of `shares`"""
     slow_ms: _builtins.int
-    """by how much it was slower than its own past"""
+    """of it: by how much it was slower than its own past"""
     @_builtins.property
     def shares(self) -> Global___LedgerShares:
         """they add up to held_ms"""

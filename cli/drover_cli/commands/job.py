@@ -14,7 +14,7 @@ from drover_cli.arguments import count
 from drover_cli.output import duration, incident_json, message_json, plain, print_json, print_table, say, when
 from drover_core.metrics.catalog import BY_NAME, describe
 from drover_core.model.events import Incident, from_json
-from drover_core.model.reports import job_label
+from drover_core.model.reports import gpu_hours, job_label
 from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
 
@@ -22,7 +22,6 @@ HELP = "jobs, hurt ones first; of one: whether it is healthy, what it lost and b
 SHOWN = 12  # GPUs of a job: those in trouble first, then as the collector has them, the farthest from the median first
 METRICS = ("sm_clock_mhz", "power_w", "gpu_temp_c", "gpu_util_ratio")
 NONE, UNKNOWN = "-", "unknown"
-HOUR_MS = 3_600_000
 UNNAMED = "whether an incident names it is not known"
 
 
@@ -108,9 +107,7 @@ def _one(detail: pb.JobDetail, args: argparse.Namespace, unhurt: str) -> int:
         say(f"  ranks: {plain(detail.parallel)}", 2)
     say(f"  {_died(row) or row.hurt or unhurt}", 2)
     say(
-        f"  waits {_optional(row, 'waiting_share', '{:.0%}')} of the time for its slowest;"
-        f" GPU-hours waited {_optional(row, 'gpu_hours_waited', '{:,.1f}')}, lost"
-        f" {_optional(row, 'gpu_hours_lost', '{:,.1f}')} (7 days)",
+        f"  waits {_optional(row, 'waiting_share', '{:.0%}')} of the time for its slowest",
         2,
     )
     for work in detail.workloads:
@@ -180,14 +177,14 @@ def _show_loss(loss: pb.JobLoss) -> None:
         print(f"  lost since {when(loss.from_ms)}:")
         rows = [
             [
-                f"  {part.blame}", part.where or NONE, f"{part.ms / HOUR_MS:,.2f}", f"{part.ms / loss.lost_ms:.0%}",
+                f"  {part.blame}", part.where or NONE, gpu_hours(part.ms), f"{part.ms / loss.lost_ms:.0%}",
                 part.incident or NONE, part.cause.replace("_", " ") or part.summary,
             ]
             for part in loss.parts
         ]  # fmt: skip
         print_table(["  BLAME", "WHERE", "GPU-H", "SHARE", "INCIDENT", "CAUSE"], rows, right=frozenset({2, 3}))
     for move in loss.moves:
-        kept = f"; {move.kept_ms / HOUR_MS:,.2f} GPU-hours not repeated" if move.HasField("kept_ms") else ""
+        kept = f"; {gpu_hours(move.kept_ms)} GPU-hours not repeated" if move.HasField("kept_ms") else ""
         say(f"  {when(move.asked_ms)}, before {move.node} went out: {move.text}{kept}", 4)
     for text in loss.doubts:
         say(f"  not known: {text}", 4)

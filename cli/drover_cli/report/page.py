@@ -16,7 +16,7 @@ NONE = "-"
 SHARES = (
     ("useful", "useful work"),
     ("waiting", "waiting for a GPU that a fault stopped or slowed"),
-    ("lost", "lost to a fault of the GPU or its node"),
+    ("lost", "lost to a fault of the GPU or its node, or as the whole job was slower than before"),
     ("restarting", "restarting after a fault"),
     ("repeated", "repeating work since the last checkpoint"),
     ("idle", "held without being used"),
@@ -25,7 +25,8 @@ SHARES = (
 KINDS = {
     "straggler": "slow GPU", "hang": "job that stood still", "thermal": "heat", "memory": "memory errors",
     "link": "links and network", "xid": "GPU error", "liveness": "GPU or node that did not answer",
-    "sdc": "wrong results", "drift": "different setup", "risk": "risk", "idle": "idle GPUs",
+    "sdc": "wrong results", "slowdown": "job slower than before", "drift": "different setup", "risk": "risk",
+    "idle": "idle GPUs",
 }  # fmt: skip
 LEGEND = (
     "GPU-hours are hours of one GPU. Goodput is useful time over held time. ETTR is useful time over the whole time of"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,13 +11,13 @@ from drover_collector.api.ledger import read_facts
 from drover_collector.api.moves import messages, moves_of
 from drover_collector.api.snapshot import DAY_MS, ApiSnapshot
 from drover_collector.ledger.blame import Blame, JobLoss, Part, job_loss
-from drover_collector.ledger.claims import RESTARTED
+from drover_collector.ledger.claims import RESTARTED, is_fault
 from drover_collector.ledger.facts import Facts, LedgerIncident, Share
 from drover_collector.ledger.message import HOUR_MS, place_of
 from drover_collector.ledger.phases import Lane, Phase, job_phases
 from drover_collector.ledger.spans import NONE
-from drover_core.model.events import Incident
-from drover_core.model.reports import job_label
+from drover_core.model.events import Incident, IncidentKind, Severity, from_json
+from drover_core.model.reports import gpu_hours, job_label
 from drover_proto import fleet_pb2 as pb
 
 DAYS = 7
@@ -41,6 +41,10 @@ def add_loss(
         return
     made = facts.once(("loss", job, from_ms // HOUR_MS), KEPT_S, lambda: _make(facts, job, gpus, (from_ms, to_ms)))
     reply.loss.CopyFrom(_message(facts, made, {incident.id: incident for incident in incidents}))
+    if reply.loss.held_ms:  # of incidents alone, an hour that two of them took would count twice
+        shares = reply.loss.shares
+        reply.row.gpu_hours_waited = shares.waiting_ms / HOUR_MS
+        reply.row.gpu_hours_lost = (reply.loss.lost_ms - shares.waiting_ms) / HOUR_MS
     reply.loss.moves.extend(messages(moves_of(facts, from_ms, to_ms, job), made.facts))
 
 
@@ -92,10 +96,20 @@ def _message(facts: ApiSnapshot, made: Made, known: dict[str, Incident]) -> pb.J
         reply.doubts.append("Late samples are still being added to the rollups; until then their time is unknown.")
     unknown_ms = loss.shares[Share.UNKNOWN]
     if unknown_ms:
-        reply.doubts.append(f"Of {unknown_ms / HOUR_MS:,.2f} GPU-hours it is not known what they were used for.")
+        reply.doubts.append(f"Of {gpu_hours(unknown_ms)} GPU-hours it is not known what they were used for.")
+    if number := sum(_is_unmeasured(incident, loss) for incident in found.incidents):
+        count = "1 incident" if number == 1 else f"{number} incidents"
+        reply.doubts.append(f"What {count} took is not known: there the telemetry of the GPUs counts.")
     if not found.checkpoints:
         reply.doubts.append("Work repeated since the last checkpoint is not known: the job reports no checkpoints.")
     return reply
+
+
+def _is_unmeasured(incident: LedgerIncident, loss: JobLoss) -> bool:
+    """Return whether a fault was open in the job's time and nobody knows what it took."""
+    known = incident.lost_ms is not None or incident.waited_ms is not None
+    upto_ms = loss.to_ms if incident.closed_ms is None else incident.closed_ms
+    return is_fault(incident) and not known and incident.since_ms < loss.to_ms and upto_ms > loss.from_ms
 
 
 def _part(facts: ApiSnapshot, found: Facts, part: Part, known: dict[str, Incident]) -> pb.JobLossPart:
@@ -141,6 +155,8 @@ def sentence_of(detail: pb.JobDetail) -> str:
         state = f"died with {row.died.cause} on {row.died.node or 'its nodes'}"
     elif row.HasField("ended_ms"):
         state = "has ended"
+    elif any(map(_hangs, detail.incidents_json)):
+        state = "makes no progress"
     elif row.severity:
         state = "is hurt"
     elif loss is not None and loss.held_ms and loss.shares.unknown_ms >= MOSTLY * loss.held_ms:
@@ -154,18 +170,29 @@ def sentence_of(detail: pb.JobDetail) -> str:
         return f"{text}."
     if not loss.held_ms:
         return f"{text}; what it lost is not known yet."
-    unknown = f"; {_hours(loss.shares.unknown_ms)} GPU-hours are unknown" if loss.shares.unknown_ms else ""
+    held = gpu_hours(loss.held_ms)
+    unknown = f"; {gpu_hours(loss.shares.unknown_ms)} GPU-hours are unknown" if loss.shares.unknown_ms else ""
     if not loss.lost_ms:
-        return f"{text}; nothing of {_hours(loss.held_ms)} GPU-hours is known to be lost{unknown}."
-    lost = f"{_hours(loss.lost_ms)} of {_hours(loss.held_ms)} GPU-hours ({loss.lost_ms / loss.held_ms:.1%})"
+        measured = "what that took is not known" if row.severity else f"nothing of {held} GPU-hours is known to be lost"
+        return f"{text}; {measured}{unknown}."
+    lost = f"{gpu_hours(loss.lost_ms)} of {held} GPU-hours ({loss.lost_ms / loss.held_ms:.1%})"
     return f"{text}; it lost {lost}: {_split(loss)}{unknown}."
 
 
-def split(parts: Iterable[pb.JobLossPart]) -> list[tuple[str, str, int]]:
-    """Return (blame, where, ms) of the parts together, most first."""
+def _hangs(text: str) -> bool:
+    incident = from_json(Incident, text)
+    open_fault = incident.closed_ms is None and incident.severity is not Severity.INFO
+    return open_fault and incident.kind is IncidentKind.HANG
+
+
+def split(parts: Sequence[pb.JobLossPart]) -> list[tuple[str, str, int]]:
+    """Return (blame, where, ms) of the parts together, most first. A GPU's is in that of its node, if both stand."""
+    places = {(part.blame, part.where) for part in parts}
     found: dict[tuple[str, str], int] = {}
     for part in parts:
-        found[part.blame, part.where] = found.get((part.blame, part.where), 0) + part.ms
+        node = part.where.split(" GPU ")[0]
+        key = part.blame, node if (part.blame, node) in places else part.where
+        found[key] = found.get(key, 0) + part.ms
     return sorted(((blame, where, ms) for (blame, where), ms in found.items()), key=lambda row: -row[2])
 
 
@@ -182,8 +209,3 @@ def _who(blame: str, where: str) -> str:
     if not where:
         return words or "a GPU"
     return where if not words else f"{words} ({where})"
-
-
-def _hours(ms: int) -> str:
-    hours = ms / HOUR_MS
-    return f"{hours:,.1f}" if hours >= 1 else f"{hours:.2g}"

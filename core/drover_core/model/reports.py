@@ -18,6 +18,12 @@ def job_label(name: str) -> str:
     return name if name.lower().startswith("job") else f"job {name}"
 
 
+def gpu_hours(ms: float) -> str:
+    """Return hours of GPU time for people: `1,204.5`, `0.59`, `0.0016`. One job's are written alike everywhere."""
+    hours = ms / 3_600_000
+    return f"{hours:,.1f}" if hours >= 1 or not hours else f"{hours:.2g}"
+
+
 def incident_report(incident: Incident) -> dict[str, Any]:
     """Return the report of one incident. Empty fields of evidence are left out."""
     return {

@@ -1,4 +1,4 @@
-"""Jobs: who is hurt, and of one job which GPU slows it, since when and at what cost."""
+"""Jobs: who is hurt, and of one job what it lost, whose fault that is, and which GPU slows it since when."""
 
 from __future__ import annotations
 

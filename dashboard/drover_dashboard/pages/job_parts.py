@@ -11,6 +11,7 @@ import numpy as np
 from drover_core.metrics import catalog
 from drover_core.metrics.catalog import Metric
 from drover_core.model.events import Incident, IncidentKind, from_json
+from drover_core.model.reports import gpu_hours
 from drover_dashboard.pages import fabric_parts
 from drover_dashboard.widgets import format as fmt
 from drover_dashboard.widgets import view
@@ -33,7 +34,7 @@ LIST_PX = 720
 COLUMNS = (
     Column("State"), Column("Job", wrap=True), Column("GPUs", "right"), Column("Since"),
     Column("Waits", "right", help="mean share of its GPUs' time that peers waited, since its open incidents began"),
-    Column("GPU-hours waited", "right", help="by incidents of the last 7 days that name the job"),
+    Column("GPU-hours waited", "right", help="by incidents of 7 days that name it; its page has the exact sum"),
 )  # fmt: skip
 REPORTED = (
     Column("Step", "right", help="step time that its loop reports"), Column("Tokens/s", "right"),
@@ -151,9 +152,8 @@ def _waits(job: pb.JobRow) -> Cell:
 
 
 def tiles(detail: pb.JobDetail, who: view.Viewer) -> list[tuple[str, str, str]]:
-    """(label, value, remark) of the numbers on top."""
+    """(label, value, remark) of the numbers on top. What it lost stands above them, once."""
     job = detail.row
-    lost = fmt.hours(job.gpu_hours_lost) if job.HasField("gpu_hours_lost") else "not known"
     network = share(detail.saturation_median) if detail.HasField("saturation_median") else ABSENT
     loop = next((w for w in detail.workloads if w.HasField("step_time_s")), None)
     by = f"on {fmt.several(loop.nodes, 'node')}" if loop else "no loop reports"
@@ -163,11 +163,6 @@ def tiles(detail: pb.JobDetail, who: view.Viewer) -> list[tuple[str, str, str]]:
             "Waits",
             share(job.waiting_share) if job.HasField("waiting_share") else NONE_KNOWN,
             _waits_since(detail, who),
-        ),
-        (
-            "GPU-hours waited",
-            fmt.hours(job.gpu_hours_waited) if job.HasField("gpu_hours_waited") else NONE_KNOWN,
-            f"7 d; lost {lost}",
         ),
         ("Step time", seconds(job.step_time_s) if job.HasField("step_time_s") else ABSENT, by),
         ("Tokens/s", fmt.number(job.tokens_per_s) if job.HasField("tokens_per_s") else ABSENT, "whole job"),
@@ -194,19 +189,17 @@ def incidents(detail: pb.JobDetail) -> list[Incident]:
 
 
 def culprit(found: Sequence[Incident], who: view.Viewer) -> str:
-    """Who slows the job most, since when and at what cost, as its open incidents say; empty where none names a node."""
+    """Who slows the job most, and since when, as its open incidents say; empty where none names a node.
+
+    Not at what cost: the ledger above it has that. An incident also counts what it takes after the job.
+    """
     named = [i for i in found if i.closed_ms is None and i.job is not None and i.node is not None]
     if not named:
         return ""
     named.sort(key=lambda i: -(i.gpu_hours_waited or 0.0))  # stable: the worst one first where no cost is known
-    worst, costs = named[0], []
-    if worst.gpu_hours_waited is not None:
-        costs.append(f"peers waited {fmt.hours(worst.gpu_hours_waited)} GPU-hours for it")
-    if worst.gpu_hours_lost is not None:
-        costs.append(f"it lost {fmt.hours(worst.gpu_hours_lost)} itself")
-    cost = ", ".join(costs) or "what it costs is not known"
+    worst = named[0]
     more = f" Other open incidents of the job: {len(named) - 1}." if len(named) > 1 else ""
-    return f"{who.localize(worst.summary)}\n{fmt.capital(who.since(worst.since_ms))}; {cost}.{more}"
+    return f"{who.localize(worst.summary)}\n{fmt.capital(who.since(worst.since_ms))}.{more}"
 
 
 def no_culprit(found: Sequence[Incident]) -> str:
@@ -293,7 +286,6 @@ BLAME = {
     "gpu": "one GPU", "network": "the network", "storage": "storage or the data loader", "host": "the host",
     "job": "a cause of the whole job", "program": "the program", "unknown": "unknown",
 }  # fmt: skip
-HOUR_MS = 3_600_000
 
 
 def blame(loss: pb.JobLoss) -> str:
@@ -303,7 +295,7 @@ def blame(loss: pb.JobLoss) -> str:
         what = BLAME.get(part.blame, part.blame)
         where = f", {part.where}" if part.where else ""
         why = f" ({fmt.cause(part.cause)}, incident {part.incident})" if part.incident else f" ({part.summary})"
-        lines.append(f"{fmt.hours(part.ms / HOUR_MS)} GPU-hours, {share(part.ms / loss.lost_ms)}: {what}{where}{why}")
+        lines.append(f"{gpu_hours(part.ms)} GPU-hours, {share(part.ms / loss.lost_ms)}: {what}{where}{why}")
     return "\n".join(lines)
 
 

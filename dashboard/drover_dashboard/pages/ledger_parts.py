@@ -25,7 +25,7 @@ LISTED_PX = 560
 SHARES = (
     Kind("busy", "useful", "telemetry shows work; of a job that reports steps, only while it reports them"),
     Kind("waited", "waiting", "for a GPU that a fault stopped or slowed"),
-    Kind("lost", "lost", "to a fault of the GPU or its node"),
+    Kind("lost", "lost", "to a fault of the GPU or its node, or because the whole job was slower than before"),
     Kind("restarting", "restarting", "idle after a fault, until the job works again"),
     Kind("repeated", "repeated", "work since the last checkpoint, done again; needs jobs that report checkpoints"),
     Kind("unused", "idle", "held and not used"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from drover_collector.detectors._lib.examples import KEPT, LAG_MS, START_MS, small_fleet, training_bucket
 from drover_collector.detectors._lib.window import Buckets, Window
@@ -244,3 +245,16 @@ def test_reports_whose_job_is_not_known_cost_little_where_there_are_thousands_of
     reports.take(Window(index, (), False, events, START_MS), held, SENT_MS)
     assert len(reports.pending) == MAX_PENDING
     assert time.process_time() - began_s < 1.0
+
+
+def test_a_hang_that_its_ranks_have_reported_first_stays_one_incident_when_telemetry_shows_it() -> None:
+    """The dumps of a mismatch come in seconds. The standstill comes in minutes and names no GPU: no second incident."""
+    index = small_fleet(1, 4)
+    buckets = [training_bucket(index, number, waits, job="4711") for number in range(SENT + 40)]
+    outcomes = replay(index, buckets, rank_events("size", SENT_MS, "n00"), Policy.load())
+    versions = [incident for outcome in outcomes for incident in outcome.incidents if incident.kind == "hang"]
+    assert {(incident.scope, incident.node, incident.gpu) for incident in versions} == {("gpu", "n00", 1)}
+    assert len({incident.id for incident in versions}) == 1
+    assert versions[-1].closed_ms is None
+    (lost, waited) = (versions[-1].gpu_hours_lost or 0.0, versions[-1].gpu_hours_waited or 0.0)
+    assert waited == pytest.approx(3 * lost), "one GPU stopped, three wait: each hour counts once"

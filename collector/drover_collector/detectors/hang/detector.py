@@ -197,14 +197,17 @@ def _of_ranks(window: Window, s: HangState, now_ms: int) -> Iterator[Finding]:
         job = s.jobs.get(name)
         base = job.reported if job is not None else None
         if base is not None and found.sent_ms < base.since_ms:
+            s.ranks.jobs[name].began_hang = False
             continue  # of an earlier hang
         if job is not None and base is None and job_goes_on(found, job.gpus, s.worked_ms):
-            s.ranks.jobs[name].named = None
+            s.ranks.jobs[name].named, s.ranks.jobs[name].began_hang = None, False
             continue
         over = job is None or job.seen_ms < newest_ms
         if over and now_ms - found.sent_ms > QUIET_MS:
             continue
-        yield rank_finding(window, name, s.ranks.jobs[name].gpus, found, base, now_ms)
+        ranks = s.ranks.jobs[name]
+        ranks.began_hang = base is None or ranks.began_hang
+        yield rank_finding(window, name, ranks, found, base, now_ms)
 
 
 def could_not_judge(window: Window) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from drover_collector.detectors._lib.metrics import Ints
 from drover_collector.detectors._lib.texts import duration, listing, place
 from drover_collector.detectors._lib.window import Window
-from drover_collector.detectors.hang.ranks import SURE, Named
+from drover_collector.detectors.hang.ranks import SURE, JobRanks, Named
 from drover_collector.fleet.buckets import GUESSED
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import Evidence, Finding, IncidentKind, Member, RecommendedAction, Severity
@@ -20,18 +20,19 @@ ABSENT = ("missing", "silent")  # what a rank that did not come did
 ACCUSED_MS = 600_000  # an incident of hardware that ended so long before the hang may have caused it
 
 
-def rank_finding(window: Window, job: str, gpus: Ints, found: Named, base: Finding | None, now_ms: int) -> Finding:
+def rank_finding(window: Window, job: str, ranks: JobRanks, found: Named, base: Finding | None, now_ms: int) -> Finding:
     """Return the finding of a job whose ranks name what stopped it.
 
     Args:
-        base: what telemetry shows of the same hang; None: nothing. Its subject stays, so that one hang is one incident.
+        base: what telemetry shows of the same hang; None: nothing. The subject of what was reported first stays, so
+            that one hang is one incident.
     """
-    index, fault = window.index, found.fault
+    index, fault, gpus = window.index, found.fault, ranks.gpus
     sure = fault.confidence >= SURE
     culprits = [found.places[rank] for rank in fault.ranks if rank in found.places] if sure else []
     since_ms = found.since_ms if base is None else min(base.since_ms, found.since_ms)
     scope, node, gpu, members = _subject(index, gpus, culprits)
-    if base is not None:
+    if base is not None and not ranks.began_hang:
         scope, node, gpu, members = base.scope, base.node, base.gpu, base.members
     nodes = list(dict.fromkeys(index.member(g)[0] for g in culprits))
     subject = "A job that nobody names" if job.startswith(GUESSED) else f"Job {job}"

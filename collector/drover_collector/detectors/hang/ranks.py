@@ -69,6 +69,7 @@ class JobRanks:
     sent: dict[int, Sent] = field(default_factory=dict)
     judged: bool = False
     named: Named | None = None
+    began_hang: bool = False  # its reports came before telemetry showed the hang
 
     @property
     def newest_ms(self) -> int:
