@@ -348,7 +348,7 @@ def test_whose_fault_the_lost_time_is_stands_in_lines_that_add_up() -> None:
     first, second = job_parts.blame(job_loss()).splitlines()
     assert first.startswith("1.5 GPU-hours, 75 %: one GPU, n2 GPU 1")
     assert first.endswith("(power cap, incident i1)")
-    assert second == "0.50 GPU-hours, 25 %: unknown (no incident explains it)"
+    assert second == "0.5 GPU-hours, 25 %: unknown (no incident explains it)"
     assert job_parts.blame(pb.JobLoss(held_ms=5)) == ""
 
 

@@ -126,7 +126,7 @@ def test_a_person_withdraws_what_waits_and_its_time_closes_nothing(scene: Scene)
         (ended,) = desk.withdraw("n1", "wrong node", "bob")
         assert (ended.state, ended.detail) == (ActionState.FAILED, "not done: bob has withdrawn it: wrong node")
         assert desk.withdrawable("n1") == desk.withdraw("n1", "once more", "bob") == []
-        assert "n1" not in desk.context.outages.leaving()
+        assert "n1" not in desk.context.outages.leaving
         scene.now_ms = T0 + round(SAVE_S * 1000) + 1
         time.sleep(0.3)  # some looks
     assert scene.slurm.effects == ["signal 7 USR1"]
