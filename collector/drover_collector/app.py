@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -59,6 +60,8 @@ from drover_collector.pipeline.maintenance_events import MaintenanceEvents, Mark
 from drover_collector.pipeline.node_conditions import ConditionSettings, NodeConditions, Reading
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.pipeline.pod_owners import PodOwners
+from drover_collector.pipeline.settings_of_others import SettingsOfOthers, settings_of
+from drover_collector.pipeline.value_origins import ValueOrigins
 from drover_collector.policy.policy import Policy
 from drover_collector.policy.reload import PolicyWatch
 from drover_collector.probes.context import NodeAccess, ProbeRuntime, Stream
@@ -167,7 +170,12 @@ class Detection:
             boot_ms=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
             lease=leader,
             spoke_ms=lambda: self.ingest.stats.last_seen,
-            unproven=lambda node: node in forgeable and not self.ingest.has_agent(node),
+            origins=ValueOrigins(
+                index,
+                forgeable.__contains__,
+                lambda node: self.ingest.has_agent(node),
+                store.shared and not forgeable.is_configured,
+            ),
         )
         self.pipeline = Pipeline(index, store, policy, _outbox(config, index.spec, store), options)
         actuators = make_actuators(config.act, index.spec)
@@ -180,6 +188,7 @@ class Detection:
         self.leadership = Leadership(self.pipeline)
         self.exports = Exports(config.export, index, store.entities.registry)
         store.audit.takers.append(self.exports.take_audit)
+        store.actions.takers.append(self.exports.take_actions)
         self.pipeline.saving.takers.append(lambda found: self.exports.take_found(found.incidents, found.decisions))
         listeners = IngestListeners(
             self._take_events, self.pipeline.take_unstored, self.probes.service.orders.take_results
@@ -204,7 +213,11 @@ class Detection:
         """Return what runs next to judging; run each until cancelled."""
         verdicts = GateSender(self.pipeline, self.ingest.streams)
         events = maintenance_events(config, self.pipeline, self.conditions)
-        tasks = [self.maintenance.run, self.scrape.run, verdicts.run, events.run, *self.probes.tasks]
+        others = SettingsOfOthers(
+            self.pipeline.store, f"{socket.gethostname()}:{config.ingest.listen.rpartition(':')[2]}",
+            settings_of(config), self.pipeline.ticks.troubles,
+        )  # fmt: skip
+        tasks = [self.maintenance.run, self.scrape.run, verdicts.run, events.run, others.run, *self.probes.tasks]
         if config.act.kubernetes.enabled:
             tasks.append(PodOwners(self.pipeline, KubernetesApi(config.act.kubernetes)).run)
         if self.conditions is not None and not config.maintenance_events.marks:

@@ -94,3 +94,22 @@ SLACK = _object(
     unfurl_links={"type": "boolean"},
     unfurl_media={"type": "boolean"},
 )
+
+# github.com/cloudevents/spec, cloudevents/cloudevents.json of v1.0, with the rules of spec.md that a schema can hold:
+# names of attributes are lower-case letters and digits, and each attribute is a text that is not empty.
+CLOUD_EVENT = {
+    "type": "object",
+    "required": ["specversion", "id", "type", "source"],
+    "properties": {
+        "specversion": {"const": "1.0"},
+        "id": _text(1000),
+        "type": _text(200, pattern=r"^drover(\.[A-Za-z0-9_]+)+$"),
+        "source": _text(1000, format="uri-reference"),
+        "subject": _text(1000),
+        "time": _TIME,
+        "datacontenttype": {"const": "application/json"},
+        "data": {"type": "object"},
+    },
+    "propertyNames": {"pattern": "^[a-z0-9]+$"},
+    "additionalProperties": False,
+}

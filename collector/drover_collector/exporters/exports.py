@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
+from drover_collector.exporters.cloud_events import CloudEvents
 from drover_collector.exporters.gpus import IdentityReader, LastXids
 from drover_collector.exporters.otlp import Otlp
 from drover_collector.exporters.page import FleetPage, make_pages
@@ -13,6 +14,7 @@ from drover_collector.exporters.records import (
     Once,
     Record,
     Refusals,
+    of_action,
     of_audit,
     of_decision,
     of_event,
@@ -25,7 +27,7 @@ from drover_collector.exporters.syslog import Syslog
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.store.samples.entities import EntityRegistry
-from drover_core.model.events import Audit, Decision, Event, Incident
+from drover_core.model.events import Action, Audit, Decision, Event, Incident
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class Exports:
         self._writers = [RemoteWrite(entry, f"export.remote_write[{n}]") for n, entry in enumerate(config.remote_write)]
         self._otlp = [Otlp(entry, f"export.otlp[{n}]") for n, entry in enumerate(config.otlp)]
         self._logs = [Syslog(entry, f"export.syslog[{n}]") for n, entry in enumerate(config.syslog)]
+        self._events = [CloudEvents(entry, f"export.cloud_events[{n}]") for n, entry in enumerate(config.cloud_events)]
         self._takers: list[RemoteWrite | Otlp] = [*self._writers, *self._otlp]  # of buckets
         self._refusals, self._once = Refusals(), Once()
         self._stopping = threading.Event()
@@ -54,29 +57,38 @@ class Exports:
     def take_events(self, events: Sequence[Event]) -> None:
         """Take events that are stored."""
         self._xids.take(events)
-        if self._otlp:
+        if self._otlp or self._events:
             self._log(map(of_event, events))
 
     def take_found(self, incidents: Sequence[Incident], decisions: Sequence[Decision]) -> None:
         """Take what detection found, when it is stored. From any thread."""
-        if self._otlp:
+        if self._otlp or self._events:
             self._log(of_incident(i) for i in incidents if self._once.first("incident", i.id, i.version))
             self._log(of_decision(d) for d in decisions if self._once.first("decision", d.id, d.outcome))
 
+    def take_actions(self, actions: Sequence[Action]) -> None:
+        """Take actions that are stored, each once in each state. From any thread."""
+        if self._otlp or self._events:
+            self._log(of_action(a) for a in actions if self._once.first("action", a.id, a.state))
+
     def take_audit(self, lines: Sequence[Audit]) -> None:
         """Take lines of the audit that are stored. From any thread."""
-        if self._logs or self._otlp:  # a line may be corrected: "approve (too late)"
+        if self._logs or self._otlp or self._events:  # a line may be corrected: "approve (too late)"
             self._log(of_audit(line) for line in lines if self._once.first("audit", line.id, line.what))
 
     def take_refusal(self, identity: str, reason: str, text: str) -> None:
         """Take a peer that was refused, as `Gate` has it. From any thread."""
-        if (self._logs or self._otlp) and (record := self._refusals.of(identity, reason, text)) is not None:
+        if (self._logs or self._otlp or self._events) and (
+            record := self._refusals.of(identity, reason, text)
+        ) is not None:
             self._log([record])
 
     def _log(self, records: Iterable[Record]) -> None:
         for record in records:
             for receiver in self._logs:
                 receiver.take(record)
+            for events in self._events:
+                events.take(record)
             for otlp in self._otlp:
                 otlp.take_record(record)
 
@@ -91,7 +103,7 @@ class Exports:
     def _senders(self) -> list[Sender[Snapshot] | Sender[Record]]:
         found: list[Sender[Snapshot] | Sender[Record]] = [each.sender for each in self._writers]
         found += [sender for each in self._otlp for sender in each.senders]
-        return [*found, *(each.sender for each in self._logs)]
+        return [*found, *(each.sender for each in self._logs), *(each.sender for each in self._events)]
 
     def start(self, newest: Newest) -> None:
         """Send from now on. `newest`: the newest bucket that this collector judged; None: another one judges."""
@@ -106,7 +118,7 @@ class Exports:
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(LOOK_S * 3)
-        for each in [*self._takers, *self._logs]:
+        for each in [*self._takers, *self._logs, *self._events]:
             each.close()
 
     def _run(self, newest: Newest) -> None:

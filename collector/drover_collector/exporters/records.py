@@ -1,6 +1,7 @@
 """What happens to the fleet and to Drover, as one kind of record for logs of other systems.
 
-Kinds: event (of a node), incident, decision, audit (who changed what), security (peers that were refused).
+Kinds: event (of a node), incident, decision, action (on a node, by Drover or a person), audit (who changed what),
+security (peers that were refused).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from drover_core.model.events import Audit, Decision, Event, Incident, Severity
+from drover_core.model.events import Action, ActionState, Audit, Decision, Event, Incident, Severity
 
 REPEAT_S = 60.0  # a peer that is refused again within this adds to the next line's count
 MOST_KEYS = 1_000  # peers and reasons that are counted apart; an intruder must not fill the memory
@@ -83,6 +84,18 @@ def of_decision(decision: Decision) -> Record:
     )  # fmt: skip
     text = f"{decision.wanted} {decision.node}: {decision.outcome}, {decision.reason}"
     return Record(decision.ts_ms, "decision", decision.outcome, text, Severity.INFO, decision.incident_id, facts)
+
+
+def of_action(action: Action) -> Record:
+    facts = _known(
+        id=action.id, node=action.node, gpu=None if action.gpu is None else action.gpu.slot,
+        action=str(action.action), state=str(action.state), actuator=action.actuator, by=action.by, why=action.why,
+        detail=action.detail, incident=action.incident_id, decision=action.decision_id, attempts=action.attempts,
+    )  # fmt: skip
+    where = action.node if action.gpu is None else f"GPU {action.gpu.slot} of {action.node}"
+    text = f"{action.action} {where}: {action.state}" + (f", {action.detail}" if action.detail else "")
+    severity = Severity.WARNING if action.state is ActionState.FAILED else Severity.INFO
+    return Record(action.ts_ms, "action", str(action.state), text, severity, action.node, facts)
 
 
 class Refusals:

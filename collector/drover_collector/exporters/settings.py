@@ -13,6 +13,7 @@ from drover_core.metrics.series import GPU_METRICS, NAMINGS, USUAL
 from drover_core.settings import SettingsError, between, one_of, required, setting
 
 MIB = 2**20
+RECORD_KINDS = ("incident", "decision", "action", "event", "audit", "security")  # as `records.Record` has them
 # What the conventions of OpenTelemetry for hardware have names for (otlp_names.py).
 HARDWARE = (
     "gpu_util_ratio", "framebuffer_used_bytes", "framebuffer_total_bytes", "power_w", "energy_j", "gpu_temp_c",
@@ -34,6 +35,11 @@ def _labels(values: tuple[str, ...]) -> str | None:
     return None if good else 'must be like ["cluster=alpha"]'
 
 
+def _uri_reference(value: str) -> str | None:
+    good = value and value.isascii() and value.isprintable() and not set(value) & set(' <>"{}|\\^`')
+    return None if good else "must be a URI or a path, such as /drover/alpha"
+
+
 def host_port(value: str) -> str | None:
     host, _, port = value.rpartition(":")
     return None if host and port.isdigit() and 0 < int(port) < 65536 else "must be HOST:PORT"
@@ -41,6 +47,7 @@ def host_port(value: str) -> str | None:
 
 _metrics = _each_in(GPU_METRICS, "docs/reference/metrics.md lists the metrics of GPUs")
 _signals = _each_in(("metrics", "logs"), "there are metrics and logs")
+_kinds = _each_in(RECORD_KINDS, f"there are {', '.join(RECORD_KINDS)}")
 _namings = _each_in(NAMINGS, f"there are {' and '.join(NAMINGS)}")
 
 
@@ -100,7 +107,7 @@ class OtlpConfig:
     url: str = required("of the receiver, such as http://otel:4318 (http) or http://otel:4317 (grpc)", http_url)
     protocol: str = setting("http", "http (protobuf) or grpc", one_of("http", "grpc"))
     signals: tuple[str, ...] = setting(
-        ("metrics", "logs"), "what is sent: metrics; logs (events, incidents, decisions, audit)", _signals
+        ("metrics", "logs"), "what is sent: metrics; logs (events, incidents, decisions, actions, audit)", _signals
     )
     metrics: tuple[str, ...] = setting(HARDWARE, "GPU metrics that are sent", _metrics)
     interval_s: float = setting(30.0, "how often each metric gets a point", between(10, 600))
@@ -116,12 +123,31 @@ class OtlpConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CloudEventsConfig:
+    name: str = required("a word for it, unique among the exporters", word)
+    url: str = required("where events are posted to, one in each request", http_url)
+    source: str = setting("/drover", "of the events: a URI reference that names this cluster", _uri_reference)
+    kinds: tuple[str, ...] = setting(
+        ("incident", "decision", "action"), f"what is sent, of {', '.join(RECORD_KINDS)}", _kinds
+    )
+    spool_bytes: int = setting(
+        16 * MIB, "memory for events that cannot be sent yet; above it the oldest are dropped", between(4096, 2**34)
+    )
+    token_file: str | None = setting(None, "file with a bearer token, not readable by everyone")
+    ca_file: str | None = setting(None, "PEM file of the authority that signs its certificate; none: the system's")
+    timeout_s: float = setting(10.0, "limit for one request as a whole", between(0.1, 300))
+
+
+@dataclass(frozen=True, slots=True)
 class ExportConfig:
     page: FleetPageConfig = field(default_factory=FleetPageConfig)
     remote_write: tuple[RemoteWriteConfig, ...] = setting((), "Prometheus remote_write, one table for each receiver.")
     otlp: tuple[OtlpConfig, ...] = setting((), "OTLP metrics and logs, one table for each receiver.")
     syslog: tuple[SyslogConfig, ...] = setting(
         (), "Audit lines and refused peers as syslog (RFC 5424), one table for each server."
+    )
+    cloud_events: tuple[CloudEventsConfig, ...] = setting(
+        (), "Incidents, decisions and actions as CloudEvents 1.0, one table for each receiver."
     )
 
 
@@ -137,8 +163,9 @@ def validate_export(config: ExportConfig) -> None:
         SettingsError: KEY: what is wrong and what to do; no secret.
     """
     seen: set[str] = set()
-    tables: tuple[tuple[str, Sequence[RemoteWriteConfig | OtlpConfig | SyslogConfig]], ...] = (
+    tables: tuple[tuple[str, Sequence[RemoteWriteConfig | OtlpConfig | SyslogConfig | CloudEventsConfig]], ...] = (
         ("remote_write", config.remote_write), ("otlp", config.otlp), ("syslog", config.syslog),
+        ("cloud_events", config.cloud_events),
     )  # fmt: skip
     for table, entries in tables:
         for number, entry in enumerate(entries):
@@ -152,7 +179,7 @@ def validate_export(config: ExportConfig) -> None:
             if isinstance(entry, RemoteWriteConfig):
                 check_address(entry.url, f"{key}.url")
                 Credentials(key, entry.token_file, entry.username, entry.password_file).headers()
-            elif isinstance(entry, OtlpConfig):
+            elif isinstance(entry, OtlpConfig | CloudEventsConfig):
                 check_address(entry.url, f"{key}.url")
                 Credentials(key, entry.token_file).headers()
             elif (entry.cert_file is None) != (entry.key_file is None):

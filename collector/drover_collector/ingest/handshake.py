@@ -11,6 +11,7 @@ import grpc
 
 from drover_collector.auth import identity
 from drover_collector.auth.authorization import caller
+from drover_collector.ingest.agents_elsewhere import AgentsElsewhere
 from drover_collector.ingest.context import IngestContext
 from drover_collector.ingest.limits import AllowanceTable, TokenBucket
 from drover_collector.ingest.ownership import GpuOwnership, NodeOwnership
@@ -33,7 +34,8 @@ class HandshakeHandler:
 
     def __init__(self, context: IngestContext, writer: TelemetryWriter) -> None:
         self._context, self._writer = context, writer
-        self.nodes, self.gpus = NodeOwnership(context), GpuOwnership()
+        self.elsewhere = AgentsElsewhere(context.store, context.now_ms)
+        self.nodes, self.gpus = NodeOwnership(context, self.elsewhere), GpuOwnership(self.elsewhere)
         self._allowances = AllowanceTable(context.limits)
         # Of nodes that are not in the fleet file, together.
         self._fresh_entities = TokenBucket(context.limits.fresh_per_s, 4 * context.limits.fresh_entities)
@@ -52,6 +54,10 @@ class HandshakeHandler:
         self.gpus.release(session)
         if self.nodes.release(session):
             self._allowances.deactivate(session.node)
+
+    def tick(self) -> None:
+        """Look which agents report to other collectors, when that is due, and close their nodes' pages here."""
+        self.elsewhere.tick(self.nodes.close_scraped)
 
     async def handle(self, session: Session, hello: pb.Hello, size: int) -> None:
         """Make the session the owner of its node, and answer with the Welcome.

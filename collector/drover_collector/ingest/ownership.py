@@ -8,14 +8,17 @@ each other would each store half of the node's data.
 from __future__ import annotations
 
 import time
+from collections.abc import Set
 
 import grpc
 import numpy as np
 
+from drover_collector.ingest.agents_elsewhere import AgentsElsewhere
 from drover_collector.ingest.context import IngestContext
 from drover_collector.ingest.limits import RecentlyUsed
 from drover_collector.ingest.schema_registry import Refusal, SchemaRegistry
 from drover_collector.ingest.session import Session, StreamClosed
+from drover_core.metrics.catalog import Scope
 
 MAX_RECONNECTS = 6  # within RECONNECT_WINDOW_S: two agents probably share one spool
 RECONNECT_WINDOW_S = 60.0
@@ -28,8 +31,8 @@ class NodeOwnership:
         by_agents: nodes whose newest stream was an agent's, not of pages.
     """
 
-    def __init__(self, context: IngestContext) -> None:
-        self._context = context
+    def __init__(self, context: IngestContext, elsewhere: AgentsElsewhere) -> None:
+        self._context, self._elsewhere = context, elsewhere
         self.by_agents: set[str] = set()
         self._owners: dict[str, Session] = {}
         self._reconnects: RecentlyUsed[str, tuple[float, int]] = RecentlyUsed(1_000)
@@ -40,6 +43,8 @@ class NodeOwnership:
         Raises:
             StreamClosed: a different agent owns the node and is alive.
         """
+        if session.scraped:
+            self._check_elsewhere(node)
         owner = self._owners.get(node)
         if owner is not None and owner is not session:
             if owner.scraped != session.scraped and self._is_alive(owner):
@@ -62,6 +67,27 @@ class NodeOwnership:
 
     def owners(self) -> list[Session]:
         return list(self._owners.values())
+
+    def close_scraped(self, nodes: Set[str]) -> None:
+        """Close the streams of pages of these nodes: their agents report to another collector."""
+        for node in nodes & self._owners.keys():
+            if self._owners[node].scraped:
+                self._owners[node].close(grpc.StatusCode.ALREADY_EXISTS, self._warn_elsewhere(node))
+
+    def _check_elsewhere(self, node: str) -> None:
+        """
+        Raises:
+            StreamClosed: the node's agent reports to another collector, or nobody knows yet whether it does.
+        """
+        if not self._elsewhere.is_known:
+            raise StreamClosed(grpc.StatusCode.UNAVAILABLE, "which agents report to other collectors is not read yet")
+        if node in self._elsewhere:
+            raise StreamClosed(grpc.StatusCode.ALREADY_EXISTS, self._warn_elsewhere(node))
+
+    def _warn_elsewhere(self, node: str) -> str:
+        text = "the agent of node %r reports to another collector: what is scraped or sent of the node here is not used"
+        self._context.logger.warning((node, "elsewhere"), text, node)
+        return text % node
 
     def _is_alive(self, owner: Session) -> bool:
         return owner.closed is None and time.monotonic() - owner.last_message_s < self._context.limits.alive_s
@@ -118,11 +144,13 @@ class GpuOwnership:
     """The node that reports each GPU.
 
     A second node that claims a GPU while the first still sends its samples is refused, so that the GPU keeps its
-    history. A board that was moved is silent in between, so its new node gets it.
+    history. A board that was moved is silent in between, so its new node gets it. An agent gets a GPU from pages that
+    claim it: whoever writes them may have named it wrongly, or on purpose, before the agent came.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, elsewhere: AgentsElsewhere) -> None:
         self._owners: dict[int, Session] = {}  # entity id -> stream
+        self._elsewhere = elsewhere
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -132,8 +160,15 @@ class GpuOwnership:
         for index, row in list(registry.rows.items()):
             entity = int(registry.ids[index])
             owner = self._owners.get(entity)
-            if owner is not None and owner.node != session.node and _is_sending(owner, entity):
-                text = f"{row.key!r} belongs to another node: {owner.node!r} reports it now"
+            holder = ""
+            if owner is not None and owner.node != session.node and owner.scraped and not session.scraped:
+                _take_from(owner, entity, row.key, session.node)
+            elif owner is not None and owner.node != session.node and _keeps(owner, entity, session):
+                holder = owner.node
+            elif session.scraped and row.scope is Scope.GPU:
+                holder = self._elsewhere.holder(row.entity_id, session.node)
+            if holder:
+                text = f"{row.key!r} belongs to another node: {holder!r} reports it now"
                 registry.refuse(index, Refusal("another node", text))
             else:
                 self._owners[entity] = session
@@ -146,6 +181,12 @@ class GpuOwnership:
                 del self._owners[entity]
 
 
+def _keeps(owner: Session, entity: int, session: Session) -> bool:
+    """Return whether a GPU stays its owner's: it sends samples of it, or is an agent that names it, and pages come."""
+    is_agent_first = session.scraped and not owner.scraped and owner.closed is None
+    return is_agent_first or _is_sending(owner, entity)
+
+
 def _is_sending(session: Session, entity: int) -> bool:
     """Return True if samples of the entity arrived on an open stream."""
     registry = session.registry
@@ -153,3 +194,12 @@ def _is_sending(session: Session, entity: int) -> bool:
         return False
     at = np.flatnonzero(registry.ids == np.uint64(entity))
     return bool(registry.has_samples[at].any())
+
+
+def _take_from(owner: Session, entity: int, key: str, node: str) -> None:
+    """Refuse a GPU on an open stream of pages from now on."""
+    registry = owner.registry
+    if registry is not None:
+        why = Refusal("another node", f"{key!r} belongs to another node: the agent of {node!r} reports it now")
+        for index in np.flatnonzero(registry.ids == np.uint64(entity)).tolist():
+            registry.refuse(index, why)

@@ -381,6 +381,7 @@ class IngestService:
                 self._admission.tick()
                 self._clocks.tick()
                 self._pending.close_late()
+                self._handshakes.tick()
                 self._close_outdated()
             except Exception:  # a defect must not end this task
                 log.exception("the check of the streams failed")

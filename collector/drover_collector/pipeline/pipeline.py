@@ -49,6 +49,7 @@ from drover_collector.pipeline.restore import (
 from drover_collector.pipeline.start_line import start_line
 from drover_collector.pipeline.stats import Rate, Ticks
 from drover_collector.pipeline.store_follower import REPORTING_MS, StoreFollower
+from drover_collector.pipeline.value_origins import ValueOrigins
 from drover_collector.policy import diff as policy_diff
 from drover_collector.policy.decider import LiveFleet
 from drover_collector.policy.policy import Policy
@@ -173,14 +174,12 @@ class PolicyInForce:
 
     Attributes:
         ceiling: the mode beyond which no policy goes.
-        unproven: see `LiveFleet`.
+        origins: of the values that are judged.
         audited: the policy that the audit shows, as `policy_diff.state_of` writes it.
     """
 
-    def __init__(
-        self, policy: Policy, ceiling: str, watch: PolicyWatch, unproven: Callable[[str], bool] = lambda _: False
-    ) -> None:
-        self.policy, self.ceiling, self._watch, self.unproven = policy, ceiling, watch, unproven
+    def __init__(self, policy: Policy, ceiling: str, watch: PolicyWatch, origins: ValueOrigins) -> None:
+        self.policy, self.ceiling, self._watch, self.origins = policy, ceiling, watch, origins
         self.audited = policy_diff.state_of(policy, ceiling)
 
     @property
@@ -210,7 +209,7 @@ class PipelineOptions:
         lag_ms, wake_s, spoke_ms: see `BucketTiming`.
         ceiling: the mode beyond which no policy goes, `[act] mode` of the settings.
         watch: of the policy's file. None: it has none.
-        unproven: see `LiveFleet`.
+        origins: of the values that are judged. None: agents alone send them.
         boot_ms: see `StepClock`.
         lease: None: there is no other collector.
     """
@@ -221,7 +220,7 @@ class PipelineOptions:
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     boot_ms: Callable[[], int] | None = None
     watch: PolicyWatch | None = None
-    unproven: Callable[[str], bool] = lambda _: False
+    origins: ValueOrigins | None = None
     lease: LeaderLease | None = None
     spoke_ms: Callable[[], Mapping[str, int]] = dict
 
@@ -251,7 +250,9 @@ class Pipeline:
         self.lag_ms = store.dirty_ranges.lag_ms = options.lag_ms
         store.dirty_ranges.settle_ms = LATE_SETTLE_MS
         self.lease = options.lease or LeaderLease()
-        self.in_force = PolicyInForce(policy, options.ceiling, options.watch or PolicyWatch(None), options.unproven)
+        self.in_force = PolicyInForce(
+            policy, options.ceiling, options.watch or PolicyWatch(None), options.origins or ValueOrigins(index)
+        )
         self.dispatcher: ActionDispatcher | None = None
         self.engine = self._engine(self.started_ms)
         self.leading = False
@@ -529,6 +530,7 @@ class Pipeline:
         return now_ms if event.received_ms is None else max(event.received_ms, min(self.began_ms, now_ms))
 
     def _judge_together(self, at_ms: int, events: list[Event]) -> None:
+        self.in_force.origins.take_events(events, at_ms)
         self._guarded(lambda: self.engine.on_events(events, at_ms), events)
 
     def _judge_left(self, bucket: Bucket | None = None) -> None:
@@ -559,6 +561,7 @@ class Pipeline:
         for ts_ms, node, facts in inventories:
             self.engine.on_inventory(node, facts, ts_ms)
         self._note_settings()
+        self.in_force.origins.take_bucket(bucket)
         # At the time when this bucket was due, so that a late call judges as one in time would.
         self._guarded(lambda: self.engine.on_bucket(bucket, bucket.end_ms + self.lag_ms))
         self._judge_left(bucket)
@@ -592,7 +595,10 @@ class Pipeline:
 
     def _engine(self, started_ms: int) -> Engine:
         live = LiveFleet(
-            self._leaving, self._gpu_hindrance, unproven=self.in_force.unproven, leaving_gpus=self._leaving_gpus
+            self._leaving,
+            self._gpu_hindrance,
+            unproven=self.in_force.origins.is_unproven,
+            leaving_gpus=self._leaving_gpus,
         )
         engine = Engine(self.index, self.policy, started_ms, ceiling=self.ceiling, live=live)
         if self.dispatcher is not None and self.dispatcher.surveys:

@@ -18,12 +18,19 @@ AGAIN_S = 10.0  # between two looks at file_sd files
 
 
 class ForgeablePages:
-    """From any thread."""
+    """From any thread.
+
+    Attributes:
+        is_configured: the settings say where values of nodes without an agent are from.
+    """
 
     def __init__(self, configs: Sequence[ScrapeConfig], *sent: WriteInConfig | OtlpInConfig) -> None:
         """`sent`: how values of any node may be sent."""
         self._any_written = any(
             way.ask_first for way in sent if (way.taken if isinstance(way, OtlpInConfig) else way.enabled)
+        )
+        self.is_configured = bool(configs) or any(
+            way.taken if isinstance(way, OtlpInConfig) else way.enabled for way in sent
         )
         self._lists = [TargetList(config) for config in configs if not config.tls and config.ask_first]
         self._lock = threading.Lock()

@@ -9,11 +9,11 @@ from drover_collector.scrape.tables import ALL_NAMES, Table, table
 from drover_core import VERSION
 from drover_core.metrics.catalog import BY_NAME, Metric, Scope
 from drover_core.model.kinds import EventKind
+from drover_core.model.scraped import SPOOL
 from drover_core.xid.codes import lookup
 from drover_proto import telemetry_pb2 as pb
 from drover_proto.blocks import BlockBuilder, schema_message
 
-SPOOL = "scrape"  # the name under which sequences of scraped nodes are kept
 PROTOCOL = 1
 MAX_ENTITIES = 512  # a node whose GPUs have new names at each read is cut off here
 _SCOPES = {Scope.GPU: pb.GPU, Scope.NODE: pb.NODE, Scope.LINK: pb.LINK}

@@ -17,6 +17,7 @@ from drover_collector.store.ha.lease import FileLease, KeeperEpochs, Lease, Tabl
 from drover_collector.store.repositories.absences import AbsenceTable
 from drover_collector.store.repositories.actions import ActionTable, OutageTable
 from drover_collector.store.repositories.audit import AuditTable
+from drover_collector.store.repositories.collectors import CollectorTable
 from drover_collector.store.repositories.decisions import DecisionTable
 from drover_collector.store.repositories.events import EventTable
 from drover_collector.store.repositories.health import HealthTable
@@ -88,6 +89,7 @@ class Store:
         self.outbox = OutboxTable(clients, writer)
         self.silences = SilenceTable(clients, writer)
         self.audit = AuditTable(clients, writer)
+        self.collectors = CollectorTable(clients, writer)
 
         self.sizes = StoreSizes(clients)
         self.backups = Backups(clients)
@@ -194,7 +196,7 @@ class Store:
         if form is None:
             return
         replicated = {table.name for table in tables(self.retention_days)} - form.sharded
-        for table in sorted(replicated - {"drops", "schema_versions"}):  # no decision depends on these
+        for table in sorted(replicated - {"collectors", "drops", "schema_versions"}):  # no decision depends on these
             self.clients.command(f"SYSTEM SYNC REPLICA `{form.database}`.{table}")
 
     def table_fingerprint(self, table: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 EXPORTERS = "scrape.exporters"  # names of the exporters whose pages are read
+SPOOL = "scrape"  # the name under which sequences of scraped nodes are kept; in the ids of their events
 BLIND = "scrape.blind."  # so begin the keys of what a detector cannot judge
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from drover_collector.store.clickhouse.client import Clients
 from drover_collector.store.sql import sql_string, sql_timestamp
@@ -11,9 +11,14 @@ from drover_core.model.events import Act, Action, GpuRef, NodeOutage, from_json,
 
 
 class ActionTable:
-    """Actions that were intended or carried out."""
+    """Actions that were intended or carried out.
+
+    Attributes:
+        takers: called with actions when they are stored. Each returns at once.
+    """
 
     def __init__(self, clients: Clients, writer: TableWriter) -> None:
+        self.takers: list[Callable[[Sequence[Action]], None]] = []
         self._clients = clients
         self._writer = writer
 
@@ -33,6 +38,8 @@ class ActionTable:
                 "json": lambda r: to_json(r[0]),
             },
         )
+        for take in self.takers:
+            take(actions)
 
     def newest(
         self, *, node: str = "", incident: str = "", acts: Sequence[Act] = (), since_ms: int = 0, limit: int = 10_000

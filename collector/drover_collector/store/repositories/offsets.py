@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from drover_collector.store.clickhouse.client import Clients
-from drover_collector.store.sql import sql_string
+from drover_collector.store.sql import sql_string, sql_timestamp
 from drover_collector.store.table_writer import Ms, TableWriter
 
 Offsets = dict[tuple[str, str], dict[int, int]]  # (node, spool id) -> lane -> the last sequence that is stored
@@ -65,6 +65,14 @@ class OffsetTable:
         for row in found:
             result.setdefault((row["node"], row["spool"]), {})[row["lane"]] = row["last"]
         return result
+
+    def moved_since(self, since_ms: int, but_of: str) -> frozenset[str]:
+        """Return the nodes of which something was noted since then, not counting spools with the name `but_of`."""
+        found = self._clients.rows(
+            f"SELECT DISTINCT node FROM lane_seqs WHERE at >= {sql_timestamp(since_ms)} AND spool != {{spool:String}}",
+            {"spool": but_of},
+        )
+        return frozenset(row["node"] for row in found)
 
     def noted(self, keys: Iterable[tuple[str, str]]) -> Offsets:
         """Return the offsets of these (node, spool id) as last noted: an agent may come from another collector."""

@@ -281,6 +281,14 @@ class EntityRegistry:
         with self._lock:
             return self._seen_ids.copy(), self._seen_ms.copy()
 
+    def newest_place(self, id_: int) -> tuple[str, int]:
+        """Return the node that an entity is on, and when it had a sample last; ("", 0): it was never seen."""
+        with self._lock:
+            history = self._of_entity.get(id_)
+            at = int(np.searchsorted(self._seen_ids, np.uint64(id_)))
+            seen = at < len(self._seen_ids) and self._seen_ids[at] == np.uint64(id_)
+            return (history[-1].node, int(self._seen_ms[at]) if seen else 0) if history else ("", 0)
+
     def _add_ports(self, index: FleetIndex) -> None:
         """Add ports that agents reported and the index does not have, the newest first, as a node has a limit."""
         rows = [row for row in self._places.values() if row.scope is Scope.LINK]

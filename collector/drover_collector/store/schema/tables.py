@@ -14,7 +14,7 @@ from drover_collector.store.schema import codecs
 from drover_core.metrics.catalog import Metric, Scope, of_scope
 
 # Raise it with every change of the tables, except an added column; see `migrations`.
-VERSION = 7
+VERSION = 8
 SAMPLES_SETTINGS = (
     ("ttl_only_drop_parts", 1),
     (
@@ -337,6 +337,7 @@ def tables(retention_days: int, retention_10s_days: int = 90, retention_5min_day
             (node, Column("spool", "String"), Column("lane", "UInt8"), Column("seq", "UInt64"), Column("at", TIME)),
             "ReplacingMergeTree(seq)", "(node, spool, lane)",
         ),
+        Table("collectors", (Column("name", "String"), Column("ts", TIME), JSON), "ReplacingMergeTree(ts)", "(name)"),
         Table(
             "drops",  # what was dropped because the disk was nearly full
             (

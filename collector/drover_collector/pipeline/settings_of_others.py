@@ -1,0 +1,114 @@
+"""Compare the settings of collectors that write to one store, where a difference makes Drover act otherwise.
+
+Each collector notes its own in the store every minute, and says in its troubles (`drover status`, `drover doctor`)
+where another's differ. A table `[[scrape]]` belongs to one collector, so it is no difference when others lack it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+
+from drover_collector.config import CollectorConfig
+from drover_collector.store import Store, StoreError
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 60.0
+FRESH_MS = 180_000  # a collector that wrote nothing for so long is gone
+NAMED = 4  # differences in one sentence
+PAGES = "scrape."  # so begin the keys of tables of pages; their value is a digest
+REMEDY = "Give all collectors of one store the same tables, or a standby that takes over acts otherwise"
+
+
+def settings_of(config: CollectorConfig) -> dict[str, str]:
+    """Return the settings that are compared: key -> value, as text."""
+    found = {"act.mode": json.dumps(config.act.mode)}
+    for table, entry in (("rest.remote_write", config.rest.remote_write), ("rest.otlp", config.rest.otlp)):
+        for field in dataclasses.fields(entry):
+            found[f"{table}.{field.name}"] = json.dumps(getattr(entry, field.name))
+    for name in ("remote_write", "otlp", "syslog", "cloud_events"):  # names alone: an address may be a secret
+        found[f"export.{name}"] = json.dumps(sorted(entry.name for entry in getattr(config.export, name)))
+    for scrape in config.scrape:
+        whose = {key: value for key, value in dataclasses.asdict(scrape).items() if key in ("targets", "file_sd")}
+        digest = hashlib.blake2b(json.dumps([scrape.exporter, whose]).encode(), digest_size=8).hexdigest()
+        found[f"{PAGES}{scrape.name}"] = digest
+    return found
+
+
+def differences(own: Mapping[str, str], others: Mapping[str, Mapping[str, str]]) -> str:
+    """Return a sentence for the operator; "" where the collectors go together.
+
+    Args:
+        others: collector -> its settings. A key that one of two lacks is of another version, and not compared.
+    """
+    parts = []
+    for name, theirs in sorted(others.items()):
+        parts += [
+            f"{key} is {own[key]} here and {theirs[key]} on {name}"
+            for key in sorted(own.keys() & theirs.keys())
+            if not key.startswith(PAGES) and own[key] != theirs[key]
+        ]
+    if parts:
+        more = f"; and {len(parts) - NAMED} more" if len(parts) > NAMED else ""
+        return f"Collectors of this store have different settings: {'; '.join(parts[:NAMED])}{more}. {REMEDY}."
+    mine = {value: key.removeprefix(PAGES) for key, value in own.items() if key.startswith(PAGES)}
+    for name, theirs in sorted(others.items()):
+        for key, value in sorted(theirs.items()):
+            if key.startswith(PAGES) and value in mine:
+                return (
+                    f"The pages of [[scrape]] {mine[value]!r} are read by {name} too: every value is stored twice."
+                    " Give the table to one of the two."
+                )
+    return ""
+
+
+class SettingsOfOthers:
+    """Run `run` until cancelled. Does nothing where the store has one collector.
+
+    Args:
+        name: of this collector, which no other has.
+        troubles: gets a sentence under "settings".
+    """
+
+    def __init__(
+        self, store: Store, name: str, settings: Mapping[str, str], troubles: MutableMapping[str, str],
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:  # fmt: skip
+        self._store, self._name, self._settings, self._troubles = store, name, settings, troubles
+        self._now_ms = now_ms
+
+    async def run(self) -> None:
+        while self._store.shared:
+            try:
+                found = await asyncio.to_thread(self.compare)
+            except StoreError as error:  # ingest reports it: it writes to the same store
+                log.info("settings of other collectors cannot be compared: %s", error)
+            else:
+                self._note(found)
+            await asyncio.sleep(EVERY_S)
+
+    def compare(self) -> str:
+        """Note this collector's settings, and return what differs.
+
+        Raises:
+            StoreError: the store does not answer.
+        """
+        now_ms = self._now_ms()
+        self._store.collectors.write(self._name, now_ms, self._settings)
+        others = self._store.collectors.newest(now_ms - FRESH_MS)
+        others.pop(self._name, None)
+        return differences(self._settings, others)
+
+    def _note(self, found: str) -> None:
+        if not found:
+            self._troubles.pop("settings", None)
+            return
+        if self._troubles.get("settings") != found:
+            log.warning("%s", found)
+        self._troubles["settings"] = found

@@ -1,0 +1,198 @@
+"""What a page or a writer says of a node whose agent reports to another collector of the same store is not used.
+
+An attack: the holder of a writer's certificate sends values for somebody else's node, or names somebody else's GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from drover_collector.ingest.agents_elsewhere import FRESH_MS, AgentsElsewhere
+from drover_collector.ingest.limits import Limits
+from drover_collector.scrape import frames
+from drover_collector.scrape.feed import NodeFeed
+from drover_collector.scrape.mapping import PageMapper
+from drover_collector.scrape.messages import NodeMessages
+from drover_collector.scrape.tables import table
+from drover_collector.store import Store
+from drover_core.metrics.catalog import Scope
+from drover_proto import telemetry_pb2 as pb
+from testbed.fleets import batch, block, hello
+from testbed.ingest import LIVE, Collector
+from testbed.loop import in_loop
+from testbed.waiting import until
+
+QUICK = Limits(flush_s=0.01, retry_s=0.01, check_s=0.02, seqs_every_s=0)
+PAGE = 'DCGM_FI_DEV_GPU_TEMP{gpu="1",UUID="GPU-a"} 95\nDCGM_FI_DEV_XID_ERRORS{gpu="1",UUID="GPU-a"} 79\n'
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Written:
+    """What one collector takes of a writer, for one node."""
+
+    def __init__(self, collector: Collector, node: str) -> None:
+        (handler,) = collector.ingest.methods().values()
+        self.feed, self.messages, self.mapper = NodeFeed(node, handler), NodeMessages(node), PageMapper(table("dcgm"))
+
+    def send(self, page: str = PAGE) -> None:
+        """Send a page, at once also after a refusal."""
+        self.feed._next_s = 0.0
+        found = self.mapper.read(page, _now_ms())
+        fresh, data, records = self.messages.add(_now_ms(), found, [table("dcgm")], 1, 0)
+        if fresh:
+            self.feed.put(frames.HELLO, self.messages.hello.SerializeToString())
+        for record in records:
+            self.feed.put(frames.RECORD, record)
+        self.feed.put(frames.BATCH, data)
+
+
+def _agent_of(node: str) -> pb.Hello:
+    """Return the Hello of an agent whose first GPU is the one of PAGE."""
+    made = hello(node, ts_ms=_now_ms())
+    made.entities[1].key = made.entities[1].uuid = "GPU-a"
+    return made
+
+
+def _rows(seq: int, watts: float = 300.0) -> pb.Batch:
+    return batch(seq, block([(_now_ms(), 1, (watts, 50.0))]))
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Store, "shared", True)
+    monkeypatch.setattr("drover_collector.ingest.agents_elsewhere.EVERY_S", 0.05)
+
+
+def _stored(store: Store, node: str) -> set[str]:
+    found = store.samples.latest_values(node, _now_ms() + 1000)
+    return {metric for (scope, _, _), values in found.items() for metric in values if scope is not Scope.LINK}
+
+
+@in_loop
+async def test_a_writer_cannot_speak_for_a_node_whose_agent_reports_to_another_collector(
+    store: Store, shared: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Collector(store, QUICK, _now_ms()) as home, Collector(store, QUICK, _now_ms()) as other:
+        async with home.agent(_agent_of("n1")) as agent:
+            await agent.send(batch=_rows(1))
+            await agent.until_held(LIVE, 1)
+            await until(lambda: "n1" in store.offsets.moved_since(_now_ms() - 10_000, "scrape"))
+            written = Written(other, "n1")
+            written.send()
+            await until(lambda: other.ingest._handshakes.elsewhere.is_known)
+            for _ in range(3):
+                written.send()
+                await until(lambda: written.feed.has_agent and written.feed._call is None)
+            assert other.ingest.stats.rows == 0 and not other.events
+            assert "exporters_up" not in _stored(store, "n1")
+            await agent.send(batch=_rows(2))
+            await agent.until_held(LIVE, 2)
+        assert sum("reports to another collector" in record.getMessage() for record in caplog.records) == 1
+        await written.feed.close()
+
+
+@in_loop
+async def test_a_writer_is_cut_off_when_the_agent_comes_to_another_collector_and_taken_when_that_is_gone(
+    store: Store, shared: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Collector(store, QUICK, _now_ms()) as home, Collector(store, QUICK, _now_ms()) as other:
+        written = Written(other, "n1")
+        written.send()
+        await until(lambda: other.ingest._handshakes.elsewhere.is_known)
+        written.send()
+        await until(lambda: other.ingest.stats.rows > 0)  # nobody else speaks for it
+        async with home.agent(_agent_of("n1")) as agent:
+            await agent.send(batch=_rows(1))
+            await agent.until_held(LIVE, 1)
+            await until(lambda: written.feed.has_agent and written.feed._call is None)
+            rows = other.ingest.stats.rows
+            written.send()
+            await until(lambda: written.feed._call is None)
+            assert other.ingest.stats.rows == rows
+        other.now_ms += 60_000  # nothing was noted of the agent for a minute
+        await until(lambda: "n1" not in other.ingest._handshakes.elsewhere)
+        written.send()
+        await until(lambda: other.ingest.stats.rows > rows)
+        await written.feed.close()
+
+
+@in_loop
+async def test_a_writer_cannot_take_a_gpu_from_a_node_whose_agent_reports_to_another_collector(
+    store: Store, shared: None
+) -> None:
+    async with Collector(store, QUICK, _now_ms()) as home, Collector(store, QUICK, _now_ms()) as other:
+        async with home.agent(_agent_of("n1")) as agent:
+            await agent.send(batch=_rows(1))
+            await agent.until_held(LIVE, 1)
+            await until(lambda: "n1" in store.offsets.moved_since(_now_ms() - 10_000, "scrape"))
+            written = Written(other, "n2")  # a node without an agent
+            written.send()
+            await until(lambda: other.ingest._handshakes.elsewhere.is_known)
+            written.send()
+            await until(lambda: other.ingest.stats.rejected_total > 0)
+            (notice,) = other.ingest.stats.notices()
+            assert "'GPU-a' belongs to another node: 'n1' reports it now" in notice
+        assert [row.node for row in store.entities.registry.gpus() if row.key == "GPU-a"] == ["n1"]
+        await written.feed.close()
+
+
+@in_loop
+async def test_a_board_that_was_moved_to_a_node_without_an_agent_is_taken_there(store: Store, shared: None) -> None:
+    now_ms = _now_ms()
+    async with Collector(store, QUICK, now_ms) as home, home.agent(_agent_of("n1")) as agent:
+        await agent.send(batch=_rows(1))
+        await agent.until_held(LIVE, 1)
+        await until(lambda: "n1" in store.offsets.moved_since(now_ms - 10_000, "scrape"))
+        clock_ms = [_now_ms()]
+        elsewhere = AgentsElsewhere(store, lambda: clock_ms[0])
+        assert not elsewhere.is_known
+        read: list[object] = []
+        elsewhere.tick(read.append)
+        await until(lambda: bool(read))
+        assert elsewhere.is_known and "n1" in elsewhere
+        (id_,) = (row.entity_id for row in store.entities.registry.gpus() if row.key == "GPU-a")
+        assert (elsewhere.holder(id_, "n2"), elsewhere.holder(id_, "n1")) == ("n1", "")
+        clock_ms[0] += FRESH_MS + 1_000  # the agent reports still, and not this GPU
+        assert elsewhere.holder(id_, "n2") == ""
+
+
+@in_loop
+async def test_an_agent_gets_its_gpu_from_a_writer_that_named_it_before(store: Store) -> None:
+    """As after a restart of the collector: writers are back before agents."""
+    async with Collector(store, QUICK, _now_ms()) as collector:
+        written = Written(collector, "n2")
+        written.send()
+        await until(lambda: collector.ingest.stats.rows > 0)
+        async with collector.agent(_agent_of("n1")) as agent:
+            await agent.send(batch=_rows(1))
+            await agent.until_held(LIVE, 1)
+            assert agent.rejected == {}
+            written.send()
+            await until(lambda: collector.ingest.stats.rejected_total > 0)
+            (notice,) = collector.ingest.stats.notices()
+            assert "the agent of 'n1' reports it now" in notice
+            await agent.send(batch=_rows(2, 310.0))
+            await agent.until_held(LIVE, 2)
+        assert [row.node for row in store.entities.registry.gpus() if row.key == "GPU-a"] == ["n1"]
+        await written.feed.close()
+
+
+@in_loop
+async def test_one_collector_alone_asks_the_store_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*_: object) -> frozenset[str]:
+        raise AssertionError("the store was asked")
+
+    monkeypatch.setattr(type(store.offsets), "moved_since", asked)
+    async with Collector(store, QUICK, _now_ms()) as collector:
+        written = Written(collector, "n2")
+        written.send()
+        await until(lambda: collector.ingest.stats.rows > 0)
+        await asyncio.sleep(10 * QUICK.check_s)
+        assert collector.ingest._handshakes.elsewhere.is_known
+        await written.feed.close()
