@@ -145,7 +145,7 @@ class GpuOwnership:
 
     A second node that claims a GPU while the first still sends its samples is refused, so that the GPU keeps its
     history. A board that was moved is silent in between, so its new node gets it. An agent gets a GPU from pages that
-    claim it: whoever writes them may have named it wrongly, or on purpose, before the agent came.
+    claim it: their writer may have named it wrongly, or on purpose, before the agent came.
     """
 
     def __init__(self, elsewhere: AgentsElsewhere) -> None:

@@ -93,7 +93,9 @@ def test_a_collector_that_is_gone_is_not_compared(store: Store) -> None:
 
 
 @in_loop
-async def test_the_operator_is_told_until_the_settings_are_equal(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_difference_is_shown_until_the_settings_are_equal(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Store, "shared", True)
     monkeypatch.setattr(settings_of_others, "EVERY_S", 0.02)
     troubles: dict[str, str] = {}

@@ -67,7 +67,7 @@ class OffsetTable:
         return result
 
     def moved_since(self, since_ms: int, but_of: str) -> frozenset[str]:
-        """Return the nodes of which something was noted since then, not counting spools with the name `but_of`."""
+        """Return the nodes with a newer offset, not counting spools with the name `but_of`."""
         found = self._clients.rows(
             f"SELECT DISTINCT node FROM lane_seqs WHERE at >= {sql_timestamp(since_ms)} AND spool != {{spool:String}}",
             {"spool": but_of},
