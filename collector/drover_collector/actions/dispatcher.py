@@ -22,12 +22,13 @@ from drover_collector.actions.base import ActError, Actuator, NodeState
 from drover_collector.actions.command import OperatorCommands
 from drover_collector.actions.context import ActionContext
 from drover_collector.actions.gpu_returns import GpuReturns, Returns
-from drover_collector.actions.node_outage import ITSELF, RESETS, is_out
+from drover_collector.actions.node_outage import RESETS
 from drover_collector.actions.return_to_service import NodeReturns, Validator
 from drover_collector.actions.saving import Saver
 from drover_collector.actions.settings import MODES, TicketConfig
 from drover_collector.actions.ticket import Ticket
-from drover_collector.actions.worker import Worker, waits_to_save
+from drover_collector.actions.withdrawals import Withdrawals
+from drover_collector.actions.worker import Worker
 from drover_collector.store import StoreError
 from drover_core.model.events import (
     Act,
@@ -58,7 +59,6 @@ MAX_OUTCOMES = 1_000
 UNBEGUN_MS = 3_600_000  # an older decision that a stop left without an intent is reported, not begun
 LOOKED_BACK_MS = 30 * 86_400_000  # for those, and for actions that failed
 STOP_S = 15.0  # for an effect under way
-WITHDRAWN_S = 1.0  # for the outcome, which is stored by then
 
 OBSERVES = 'this collector only observes; set act.mode to "approve" or "enforce", and an actuator'
 
@@ -79,6 +79,9 @@ class ActionDispatcher:
 
         self.returns = NodeReturns(context, self.intend, repairs, validator)
         self.gpu_returns = GpuReturns(context, self._intend_gpu, repairs, validator)
+        self.withdrawals = Withdrawals(
+            context, self.under_way, self.wait, lambda node: self._worker_of(node, Act.DRAIN, self._workers)
+        )
         self._lock = context.outages.lock  # one lock: an outage that is judged must be the newest when an act follows
         self._ended = threading.Condition()
         self._outcomes: dict[str, Action] = {}
@@ -296,31 +299,6 @@ class ActionDispatcher:
         return self.intend(
             node, act, f"{by} {self.context.now_ms()}", "", why, by, forced=forced, save_s=save_s
         )  # fmt: skip
-
-    def withdrawable(self, node: str) -> list[Action]:
-        """Return what people asked for that still waits for a node's jobs to save themselves."""
-        if is_out(self.context.outages.current.get(node)):
-            return []
-        return [a for a in self.under_way(node) if waits_to_save(a) and a.by != ITSELF]
-
-    def withdraw(self, node: str, why: str, by: str) -> list[Action]:
-        """End what waits for a node's jobs to save themselves, for a person; return it as it has ended.
-
-        Raises:
-            LaterError: it is not known whether the node is closed. ActError, StoreError.
-        """
-        self.check(node)
-        if is_out(self.context.outages.current.get(node)):
-            return []
-        waiting = [a for a in self.under_way(node) if waits_to_save(a)]
-        worker = self._worker_of(node, Act.DRAIN, self._workers)
-        if not waiting or worker is None:
-            return []
-        ids = worker.withdraw(node, by, why)
-        ended = [self.wait(a, WITHDRAWN_S) for a in waiting if a.id in ids]
-        if any(a.state is ActionState.INTENDED for a in ended):
-            raise StoreError("the store did not take that it is withdrawn; ask again")
-        return ended
 
     def resume(self, node: str, why: str, by: str, force: bool) -> tuple[Action | None, str]:
         """Put a node back for a person; see `NodeReturns.resume`. Raises ActError, StoreError."""

@@ -131,7 +131,7 @@ def preview_act(facts: ApiSnapshot, request: pb.ActRequest, may: bool, forces: b
     )  # fmt: skip
     if dispatcher is None or (why_not := dispatcher.acts_not(request.node)):
         reply.hindrance = OBSERVES if dispatcher is None else why_not
-    elif act is Act.RESUME and (waiting := dispatcher.withdrawable(request.node)):
+    elif act is Act.RESUME and (waiting := dispatcher.withdrawals.waiting(request.node)):
         reply.safe = True
         reply.grounds.extend(f"{a.action} by {a.by} {a.detail or 'waits'}: it is withdrawn." for a in waiting)
     elif act is Act.RESUME:
@@ -228,11 +228,16 @@ def _resume(dispatcher: ActionDispatcher, request: pb.ActRequest, why: str, by: 
     if gpu_actions.asks_for_gpu(request):
         gpu_actions.outage_of(dispatcher, request)
         action, said = dispatcher.resume_gpu(request.node, gpu_actions.which(request), why, by, request.force)
-    elif withdrawn := dispatcher.withdraw(request.node, why, by):
+    elif withdrawn := _withdraw(dispatcher, request.node, why, by):
         return pb.ActReply(action_id=withdrawn[0].id, state=ActionState.DONE, detail=_withdrawal(withdrawn))
     else:
         action, said = dispatcher.resume(request.node, why, by, request.force)
     return pb.ActReply(detail=said) if action is None else _reply(dispatcher.wait(action, WAIT_S))
+
+
+def _withdraw(dispatcher: ActionDispatcher, node: str, why: str, by: str) -> list[Action]:
+    dispatcher.check(node)
+    return dispatcher.withdrawals.withdraw(node, why, by)
 
 
 def _withdrawal(withdrawn: Sequence[Action]) -> str:

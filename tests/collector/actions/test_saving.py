@@ -122,10 +122,10 @@ def asked_by_ann(scene: Scene, desk: ActionDispatcher) -> None:
 def test_a_person_withdraws_what_waits_and_its_time_closes_nothing(scene: Scene) -> None:
     with scene.desk() as desk:
         asked_by_ann(scene, desk)
-        assert [a.node for a in desk.withdrawable("n1")] == ["n1"]
-        (ended,) = desk.withdraw("n1", "wrong node", "bob")
+        assert [a.node for a in desk.withdrawals.waiting("n1")] == ["n1"]
+        (ended,) = desk.withdrawals.withdraw("n1", "wrong node", "bob")
         assert (ended.state, ended.detail) == (ActionState.FAILED, "not done: bob has withdrawn it: wrong node")
-        assert desk.withdrawable("n1") == desk.withdraw("n1", "once more", "bob") == []
+        assert desk.withdrawals.waiting("n1") == desk.withdrawals.withdraw("n1", "once more", "bob") == []
         assert "n1" not in desk.context.outages.leaving
         scene.now_ms = T0 + round(SAVE_S * 1000) + 1
         time.sleep(0.3)  # some looks
@@ -136,12 +136,12 @@ def test_what_waits_is_withdrawn_after_a_restart_too_and_a_third_start_does_not_
     with scene.desk() as desk:
         asked_by_ann(scene, desk)
     with scene.desk() as desk:
-        wait_until(lambda: bool(desk.withdrawable("n1")), "the next start goes on")
-        (ended,) = desk.withdraw("n1", "wrong node", "bob")
+        wait_until(lambda: bool(desk.withdrawals.waiting("n1")), "the next start goes on")
+        (ended,) = desk.withdrawals.withdraw("n1", "wrong node", "bob")
         assert ended.state is ActionState.FAILED
     scene.now_ms = T0 + round(SAVE_S * 1000) + 1
     with scene.desk() as desk:
-        assert desk.withdrawable("n1") == []
+        assert desk.withdrawals.waiting("n1") == []
         time.sleep(0.3)  # some looks
     assert scene.slurm.effects == ["signal 7 USR1"]
 
@@ -151,7 +151,7 @@ def test_a_node_that_is_closed_already_is_resumed_and_not_withdrawn(scene: Scene
         asked_by_ann(scene, desk)
         scene.slurm.running["n1"].remove("7")
         scene.wait(Act.DRAIN)
-        assert desk.withdraw("n1", "wrong node", "bob") == []
+        assert desk.withdrawals.withdraw("n1", "wrong node", "bob") == []
     assert any("state=drain" in effect for effect in scene.slurm.effects)
 
 
@@ -159,9 +159,9 @@ def test_what_the_policy_asked_for_is_not_withdrawn(scene: Scene) -> None:
     with scene.desk() as desk:
         begin(scene, desk)
         wait_until(lambda: waits(scene), "it waits")
-        assert desk.withdrawable("n1") == []
+        assert desk.withdrawals.waiting("n1") == []
         with pytest.raises(ActError, match="isolate is the policy's, for incident inc1: it stays"):
-            desk.withdraw("n1", "wrong node", "bob")
+            desk.withdrawals.withdraw("n1", "wrong node", "bob")
         assert waits(scene)
 
 

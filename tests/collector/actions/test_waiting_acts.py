@@ -310,7 +310,7 @@ async def test_a_drain_that_waits_for_its_jobs_is_withdrawn_by_a_resume_also_aft
     pipeline = site.collector(ONE_OUT)
     await pipeline.start()
     try:
-        await until(lambda: bool(pipeline.dispatcher and pipeline.dispatcher.withdrawable("n000")), "it goes on")
+        await until(lambda: bool(pipeline.dispatcher and pipeline.dispatcher.withdrawals.waiting("n000")), "it goes on")
         facts = ApiSnapshot(pipeline, IngestStats(), CollectorConfig())
         look = api_actions.preview_act(facts, pb.ActRequest(node="n000", act="resume"), True)
         assert (look.hindrance, look.safe) == ("", True)
