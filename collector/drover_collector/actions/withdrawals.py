@@ -18,7 +18,7 @@ class Withdrawals:
 
     Args:
         under_way: returns what is under way on a node.
-        wait: returns an action as it has ended, or as it is after so many seconds.
+        wait: returns an action once it has ended, or its newest state after so many seconds.
         worker_of: returns who takes a node out of service; None: nobody.
     """
 
