@@ -156,11 +156,11 @@ def test_one_job_says_first_whether_it_is_healthy_and_then_whose_fault_the_loss_
     assert asked[0].loss
     assert lines[0] == "Job t  is hurt; it lost 3.0 of 32.0 GPU-hours (9.4%)."
     (gpu,) = [line.split() for line in lines if line.startswith("  gpu")]
-    assert gpu == ["gpu", "n1", "GPU", "3", "2.00", "67%", "i1", "power", "cap"]
+    assert gpu == ["gpu", "n1", "GPU", "3", "2.0", "67%", "i1", "power", "cap"]
     (unknown,) = [line.split() for line in lines if line.startswith("  unknown")]
-    assert unknown == ["unknown", "-", "1.00", "33%", "-", "no", "incident", "explains", "it"]
+    assert unknown == ["unknown", "-", "1.0", "33%", "-", "no", "incident", "explains", "it"]
     (saved,) = [line for line in lines if "n7" in line]
-    assert saved.endswith("before n7 went out: job t1 saved itself; 0.50 GPU-hours not repeated")
+    assert saved.endswith("before n7 went out: job t1 saved itself; 0.5 GPU-hours not repeated")
     (silent,) = [line for line in lines if "n8" in line]
     assert silent.endswith("it did not answer"), "unknown is not 0"
     assert main(["job", "t1", "--json"]) == 0
