@@ -176,6 +176,7 @@ def test_of_three_quick_choices_while_the_page_still_waits_for_its_collector_the
     """The ledger of a large fleet takes its collector seconds: longer than an address may be late."""
     page, (url, proxy) = tab.page, console
     tab.goto(f"{url}/capacity?show=ledger")
+    page.get_by_test_id("stMain").get_by_role("radio", name="7 days").wait_for()
     (span,) = [each for each in selectors(page) if each.shown() == "7 days"]
     proxy.delay_s, proxy.late = LATE_S + 1, frozenset({"GetLedger"})
     try:
