@@ -169,7 +169,7 @@ QUICK = """async ([labels, gap]) => {
 }"""
 
 
-@pytest.mark.parametrize("gap_ms", [0, 30, 100, 300, 1000])
+@pytest.mark.parametrize("gap_ms", [0, 100, 1000])
 def test_of_three_quick_choices_while_the_page_still_waits_for_its_collector_the_last_holds(
     tab: Tab, console: tuple[str, Between], gap_ms: int
 ) -> None:
