@@ -17,7 +17,6 @@ from drover_collector.fleet.index import FleetIndex
 from drover_collector.policy.policy import Policy
 from drover_collector.scrape.mapping import Found, PageMapper
 from drover_collector.scrape.tables import table
-from drover_core.metrics.prometheus_text import ExpositionError
 from drover_core.model.events import Event, EventKind, Incident
 from drover_simulator.fault import Fault
 from drover_simulator.fleet import SimulatedFleet, build_fleet
@@ -88,12 +87,10 @@ class Scraped:
     def _found(self, pages: FleetPages, n: int, name: str, now_ms: int) -> tuple[Found, int]:
         gpus, host = self._mappers[name]
         found, answered = host.read(pages.node(n), now_ms), 1
-        if not pages.fleet.modifiers.hung[n]:
-            try:
-                found.add(gpus.read(pages.gpus(n, self._which), now_ms))
-                answered = 2
-            except ExpositionError:  # a page without any GPU
-                pass
+        has_gpus = not pages.fleet.unreachable()[self._index.gpu_node == n].all()  # else the page is refused
+        if has_gpus and not pages.fleet.modifiers.hung[n]:
+            found.add(gpus.read(pages.gpus(n, self._which), now_ms))
+            answered = 2
         return found, answered
 
 

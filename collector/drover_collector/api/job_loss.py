@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -185,14 +185,11 @@ def _hangs(text: str) -> bool:
     return open_fault and incident.kind is IncidentKind.HANG
 
 
-def split(parts: Sequence[pb.JobLossPart]) -> list[tuple[str, str, int]]:
-    """Return (blame, where, ms) of the parts together, most first. A GPU's is in that of its node, if both stand."""
-    places = {(part.blame, part.where) for part in parts}
+def split(parts: Iterable[pb.JobLossPart]) -> list[tuple[str, str, int]]:
+    """Return (blame, where, ms) of the parts together, most first."""
     found: dict[tuple[str, str], int] = {}
     for part in parts:
-        node = part.where.split(" GPU ")[0]
-        key = part.blame, node if (part.blame, node) in places else part.where
-        found[key] = found.get(key, 0) + part.ms
+        found[part.blame, part.where] = found.get((part.blame, part.where), 0) + part.ms
     return sorted(((blame, where, ms) for (blame, where), ms in found.items()), key=lambda row: -row[2])
 
 

@@ -31,7 +31,7 @@ WORDS: Mapping[tuple[IncidentKind, str], str] = {
     (IncidentKind.LIVENESS, "never_came"): "never reported",
     (IncidentKind.LIVENESS, "no_telemetry"): "no telemetry",
     (IncidentKind.LIVENESS, "pages_silent"): "exporter pages silent",
-    (IncidentKind.LIVENESS, "gpu_page_silent"): "GPU exporter silent",
+    (IncidentKind.LIVENESS, "gpu_page_silent"): "GPU page not read",
     (IncidentKind.LIVENESS, "gpu_lost"): "GPU lost",
     (IncidentKind.LIVENESS, "gpu_missing"): "GPU missing",
     (IncidentKind.LIVENESS, "gpu_partial"): "GPU reports only partly",

@@ -116,11 +116,3 @@ def test_a_job_that_hangs_is_not_only_hurt() -> None:
     assert job_loss.sentence_of(detail) == "Job t makes no progress."
     detail.incidents_json[0] = to_json(incident("hang", IncidentKind.HANG, "rank_stopped", 0, 60))
     assert job_loss.sentence_of(detail) == "Job t is hurt."
-
-
-def test_what_one_node_took_stands_once_in_the_sentence() -> None:
-    parts = [
-        pb.JobLossPart(blame="program", where="n4", ms=72), pb.JobLossPart(blame="program", where="n4 GPU 2", ms=28),
-        pb.JobLossPart(blame="gpu", where="n5 GPU 1", ms=7), pb.JobLossPart(blame="gpu", where="n5 GPU 1", ms=1),
-    ]  # fmt: skip
-    assert job_loss.split(parts) == [("program", "n4", 100), ("gpu", "n5 GPU 1", 8)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 
 import pytest
 
@@ -19,12 +18,9 @@ from testbed.loop import in_loop
 from testbed.waiting import until
 
 
-def _config(**rest: object) -> CollectorConfig:
-    return CollectorConfig(rest=dataclasses.replace(RestConfig(), **rest))  # type: ignore[arg-type]
-
-
-def _settings(**rest: object) -> dict[str, str]:
-    return settings_of(_config(**rest))
+def _settings(remote_write: WriteInConfig | None = None, otlp: OtlpInConfig | None = None) -> dict[str, str]:
+    rest = RestConfig(remote_write=remote_write or WriteInConfig(), otlp=otlp or OtlpInConfig())
+    return settings_of(CollectorConfig(rest=rest))
 
 
 def test_equal_settings_are_no_difference_and_each_other_one_is_named_with_both_values() -> None:

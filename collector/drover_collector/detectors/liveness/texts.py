@@ -183,15 +183,14 @@ def pages_without_gpus(window: Window, node: str, never: bool, since_ms: int, co
 
 
 def gpu_page_silent(window: Window, n: int, since_ms: int, now_ms: int) -> Finding:
-    """Return the finding for a node whose GPUs' exporter does not answer while its other exporter does."""
+    """Return the finding for a node whose GPUs' page is not read while its other pages are."""
     node, quiet = window.index.nodes[n].name, duration(window.newest.end_ms - since_ms)
     return Finding(
         NAME, IncidentKind.LIVENESS, "gpu_page_silent", "node", node, None, ((node, None),), now_ms, since_ms,
         Severity.WARNING, 0.5, RecommendedAction.ADVISE,
-        f"The exporter of node {node}'s GPUs does not answer, its other exporter does; whether the GPUs work is not"
-        " known.",
+        f"The page of node {node}'s GPUs cannot be read, its other pages can; whether the GPUs work is not known.",
         "Run nvidia-smi or amd-smi on the node, with a timeout. If it hangs, the driver does: drain the node and reboot"
-        " it. If it answers, restart the exporter.",
+        " it. If it answers, look at the exporter of the GPUs and restart it.",
         (Evidence(f"no page of its GPUs was read for {quiet}, while its other pages were", from_ms=since_ms),),
         job_of(window, node),
     )  # fmt: skip
