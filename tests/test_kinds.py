@@ -89,7 +89,7 @@ class Suite:
                 "PYTHONPATH": str(Path(__file__).parent), "PATH": "/usr/bin:/bin",
                 "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             },
-            capture_output=True, text=True, timeout=100, check=False,
+            capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         assert done.returncode in (0, 1, 5), done.stdout + done.stderr
         found = {}

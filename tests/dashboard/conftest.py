@@ -76,7 +76,7 @@ class Chosen(FleetServicer):
 
     def _called(self, name: str, context: grpc.ServicerContext) -> None:
         self.calls.append(name)
-        self.hang.wait(10)
+        self.hang.wait(120)
         if self.failure:
             context.abort(*self.failure)
 

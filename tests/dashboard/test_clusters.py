@@ -68,7 +68,7 @@ def both(chosen: Any) -> Iterator[tuple[Acting, Acting]]:
 
 def opened(**query: str) -> AppTest:
     """The Node page in the console's frame, as the script runs it."""
-    app = AppTest.from_string(FRAME, default_timeout=20)
+    app = AppTest.from_string(FRAME, default_timeout=120)
     return asked(app, **query)
 
 
@@ -213,7 +213,7 @@ def test_a_cluster_whose_incidents_are_not_of_now_has_no_empty_list(
     now = clusters.now_ms()
     received = [LastAnswers("west", answer(now), Answer(kept, now if kept else 0, AWAY))]
     monkeypatch.setattr(Clusters, "received", lambda _: received)
-    app = run(AppTest.from_string(OVERVIEW, default_timeout=20))
+    app = run(AppTest.from_string(OVERVIEW, default_timeout=120))
     assert "west does not answer: what is open there now is not known" in said(app)
 
 

@@ -16,7 +16,7 @@ from testbed.browsing import Tab, lone_tab
 from testbed.system_processes import free_port, reachable, running
 from testbed.waiting import wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.system
 
 
 class Console(NamedTuple):

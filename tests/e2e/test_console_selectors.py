@@ -20,7 +20,7 @@ from testbed.fleet_proxy import Between, between
 from testbed.system_processes import collector, free_port, reachable, running
 from testbed.waiting import wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.system
 
 PAGES = sorted(page.stem for page in ALL_PAGES)
 WITHOUT = {"policy", "risk", "system"}  # they have none
@@ -45,7 +45,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Bet
         between(served.api) as (api, proxy),
         running(folder, "drover_dashboard.main", "--collector", api, "--port", str(port)) as log,
     ):
-        wait_until(lambda: reachable("127.0.0.1", port), "the console listens", 60)
+        wait_until(lambda: reachable("127.0.0.1", port), "the console listens")
         yield f"http://127.0.0.1:{port}", proxy
         assert "Traceback" not in log.read_text()
 

@@ -15,7 +15,7 @@ SHOTS = Path(__file__).resolve().parents[2] / "test-artifacts" / "console"
 AXE = (Path(__file__).parent / "axe" / "axe.min.js").read_text("utf-8")
 SCREEN, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 ZONE = "Europe/Berlin"
-PAGE_MS, REFRESHED_S = 60_000, 60.0
+PAGE_MS, REFRESHED_S = 300_000, 300.0
 BACKGROUND = "Number(getComputedStyle(document.querySelector('.stApp')).backgroundColor.match(/[0-9]+/)[0])"
 # What refreshes by a timer refreshes every 5 s at the latest, and at once when it is asked to: some timers run 30 s.
 INTERVALS = """(() => {

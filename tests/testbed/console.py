@@ -30,8 +30,8 @@ TESTS = Path(__file__).resolve().parents[1]
 POLICY = Path(drover_collector.__file__).parent / "policy" / "presets" / "nvidia.toml"
 NODES, PROBED, INTERVAL_S = 256, 16, 5.0
 OPERATOR, VIEWER = "alex@example.com", "kim@example.com"
-STOP_S = 30.0
-FOUND_S = 150.0
+STOP_S = 120.0
+FOUND_S = 400.0
 # The slow GPU is in another job than the rest: so that is what the job's page names.
 RED, SLOW, HOT, FLAPPING = ("r02n03", 2), ("r09n02", 3), ("r02n01", 5), "r01n05"
 FAULTS = MEMORY, STRAGGLER, THERMAL, LINK = [
@@ -86,7 +86,7 @@ class Collector:
 
     def answers(self) -> bool:
         try:
-            return bool(self.stub.GetStatus(pb.StatusRequest(), timeout=2))
+            return bool(self.stub.GetStatus(pb.StatusRequest(), timeout=10))
         except grpc.RpcError:
             return False
 
@@ -127,7 +127,7 @@ class Console:
         return detail is not None and detail.gpus[gpu].health == "confirmed"
 
     def stage(self, node: str) -> str:
-        duties = self.served.stub.ListActions(pb.ActionsRequest(node=node), timeout=10).duties
+        duties = self.served.stub.ListActions(pb.ActionsRequest(node=node), timeout=120).duties
         return duties[0].stage if duties else ""
 
 

@@ -74,5 +74,5 @@ def test_two_demos_that_start_together_take_different_ports() -> None:
             ports.append(one.stdout.readline().strip())
     finally:
         for one in running:
-            one.communicate("\n", timeout=30)
+            one.communicate("\n", timeout=120)
     assert len(set(ports)) == 2

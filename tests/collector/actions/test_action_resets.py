@@ -34,7 +34,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
     def do(_: OperatorCommands, action: Action, _lease: CheckLease) -> Result:  # as an actuator's
         made.nodes.append(action.node)
         made.running.set()
-        assert made.free.wait(20)
+        assert made.free.wait(120)
         return Result("reset")
 
     monkeypatch.setattr(OperatorCommands, "do", do)
@@ -61,7 +61,7 @@ def test_one_that_waited_for_another_is_not_done_to_a_node_that_is_back_meanwhil
 ) -> None:
     with validated(store) as (scene, desk):
         desk.drain("n2", act, "XID 119", "ann", forced=True)
-        assert program.running.wait(20)
+        assert program.running.wait(120)
         asked = desk.drain("n1", act, "XID 119", "ann")
         scene.now_ms += 1000
         desk.on_verdicts([verdict(True)])
@@ -82,7 +82,7 @@ def test_one_that_waited_for_another_is_not_done_to_a_node_that_is_back_meanwhil
 def test_a_node_whose_reset_runs_comes_back_when_it_has_ended(store: Store, program: Program) -> None:
     with validated(store) as (scene, desk):
         asked = desk.drain("n1", Act.RESET, "XID 119", "ann")
-        assert program.running.wait(20)
+        assert program.running.wait(120)
         desk.on_verdicts([verdict(True)])
         wait_until(
             lambda: [a for a in store.actions.newest(node="n1") if a.detail.endswith("its reset runs")], "it waits"

@@ -136,7 +136,7 @@ class Kept:
         return ""
 
     def _wait(self) -> None:
-        assert self.free.wait(20)
+        assert self.free.wait(120)
 
     def _write(self, actions: list[Action]) -> None:
         self._wait()

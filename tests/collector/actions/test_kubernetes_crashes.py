@@ -165,7 +165,7 @@ def test_ended_around_any_change_it_is_done_and_each_effect_has_happened_once(
                     desk.resume(NODE, "a new fan", f"ann{number}", force=True)
                 elif act is not Act.UNADVISE:
                     scene.decide(desk, RecommendedAction(act.value))
-                assert dying.happened.wait(20), at
+                assert dying.happened.wait(120), at
             assert [a.state for a in scene.actions(act)] == [ActionState.INTENDED], at
             with scene.desk() as desk:
                 assert scene.ended(act).state is ActionState.DONE, at

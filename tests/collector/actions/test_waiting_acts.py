@@ -84,7 +84,7 @@ class Site:
         event = Event(f"{node}/79", self.now_ms, node, 0, EventKind.XID, "79", "gone", received_ms=self.now_ms)
         self.store.events.write([event])
         pipeline.take_events([event])
-        pipeline._judge.submit(pipeline.judge_events).result(60)
+        pipeline._judge.submit(pipeline.judge_events).result(120)
         return next(d for (_, at), d in pipeline.engine.decider.standing.items() if at == node)
 
     def drained(self) -> set[str]:
@@ -228,7 +228,7 @@ async def test_a_drain_that_waits_is_not_done_when_the_policy_wants_less_of_its_
         pipeline.in_force.policy = milder
         pipeline.engine.set_policy(milder)
         site.now_ms += 1000
-        pipeline._judge.submit(pipeline._guarded, lambda: pipeline.engine._settle([], [], site.now_ms)).result(60)
+        pipeline._judge.submit(pipeline._guarded, lambda: pipeline.engine._settle([], [], site.now_ms)).result(120)
         site.slurm.away = False
         await until(lambda: not [a for a in site.store.actions.intended() if a.action is Act.DRAIN], "it has ended")
     finally:
@@ -258,7 +258,9 @@ async def test_a_drain_for_silence_that_waits_is_not_done_when_slurm_comes_back_
     )  # fmt: skip
     try:
         site.slurm.away = True
-        pipeline._judge.submit(pipeline._guarded, lambda: pipeline.engine._settle([silent], [], site.now_ms)).result(60)
+        pipeline._judge.submit(pipeline._guarded, lambda: pipeline.engine._settle([silent], [], site.now_ms)).result(
+            120
+        )
         await until(lambda: "slurm" in desk.context.troubles, "it waits for Slurm")
         site.slurm.held["n005"] = well
         site.slurm.away = False

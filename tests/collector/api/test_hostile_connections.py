@@ -99,7 +99,7 @@ def test_idle_connections_stop_neither_detection_nor_store_nor_agents_nor_operat
 def test_the_metrics_page_is_served_next_to_connections_that_say_nothing(running: Running, fleet: Fleet) -> None:
     viewer, port = fleet.issue("viewer", "prometheus"), port_of(running, "metrics")
     pool = urllib3.HTTPSConnectionPool(
-        "127.0.0.1", port, ca_certs=str(viewer.ca), cert_file=str(viewer.cert), key_file=str(viewer.key), timeout=20,
+        "127.0.0.1", port, ca_certs=str(viewer.ca), cert_file=str(viewer.cert), key_file=str(viewer.key), timeout=120,
         retries=urllib3.Retry(5, backoff_factor=0.5),  # one address here: see above
     )  # fmt: skip
     with idle_connections("127.0.0.1", port, 1_500):

@@ -65,7 +65,7 @@ def pinned_out(target: str, viewer: Files) -> bool:
     """Whether one more viewer is refused for the calls of others."""
     with channel(target, viewer) as made:
         try:
-            FleetStub(made).GetStatus(pb.StatusRequest(), timeout=30)
+            FleetStub(made).GetStatus(pb.StatusRequest(), timeout=120)
         except grpc.RpcError as error:
             return error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     return False
@@ -105,7 +105,7 @@ def test_the_largest_honest_request_is_taken(running: Running, operator: Files) 
     ask = pb.SilenceAsk(node=[f"gpu-{number:04}.cluster-7.training.example.org"[:40] for number in range(1000)])
     assert REQUEST_BYTES / 2 < ask.ByteSize() < REQUEST_BYTES
     with channel(running.addresses["Fleet API"], operator) as made, pytest.raises(grpc.RpcError) as refused:
-        FleetStub(made).CreateSilence(ask, timeout=30)
+        FleetStub(made).CreateSilence(ask, timeout=120)
     assert refused.value.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED
     print(ask.ByteSize(), refused.value.details())
 

@@ -90,7 +90,7 @@ class Site:
         """All nodes report, and train as before."""
         bucket = training_bucket(INDEX, number)
         self.now_ms = bucket.end_ms + LAG_MS
-        await asyncio.to_thread(lambda: pipeline._judge.submit(pipeline.judge_bucket, bucket).result(60))
+        await asyncio.to_thread(lambda: pipeline._judge.submit(pipeline.judge_bucket, bucket).result(120))
 
     async def fall(self, pipeline: Pipeline, nodes: Sequence[str]) -> None:
         """XID 79 on a GPU of each of these, reported at once."""
@@ -100,7 +100,7 @@ class Site:
         ]
         self.store.events.write(events)
         pipeline.take_events(events)
-        await asyncio.to_thread(lambda: pipeline._judge.submit(pipeline.judge_events).result(60))
+        await asyncio.to_thread(lambda: pipeline._judge.submit(pipeline.judge_events).result(120))
 
     async def storm(self, pipeline: Pipeline, nodes: Sequence[str]) -> list[int]:
         """The same, each received a millisecond after the one before. Returns how many were judged in each call."""
@@ -120,7 +120,7 @@ class Site:
 
         pipeline.engine.on_events = counted  # type: ignore[method-assign]
         pipeline.take_events(events)
-        await asyncio.to_thread(lambda: pipeline._judge.submit(pipeline.judge_events).result(60))
+        await asyncio.to_thread(lambda: pipeline._judge.submit(pipeline.judge_events).result(120))
         return sizes
 
     async def settled(self, pipeline: Pipeline) -> None:

@@ -21,7 +21,6 @@ from drover_core.model.events import Finding, Health
 from drover_core.model.fleet import FleetSpec, LinkSpec, NodeSpec
 from testbed.examples import examples
 
-pytestmark = pytest.mark.timeout(300)  # whole histories, also on a machine that has other work
 whole_histories = settings(max_examples=examples(10), suppress_health_check=list(HealthCheck))
 
 SKUS = {"H100": 1.0, "H200": 1.0, "A100": 0.57, "B200": 1.43, "": 1.0}  # power against that of an H100; "": unknown

@@ -358,7 +358,7 @@ def test_buckets_are_sent_at_their_interval_and_only_while_this_collector_judges
         return found
 
     exports.start(newest)  # type: ignore[arg-type]  # buckets
-    assert done.wait(10)
+    assert done.wait(120)
     wait_until(lambda: exports.statuses()["prom"].sent == 24)
     exports.close()
     assert sorted({s.ts_ms - END_MS for s in all_of(receiver)}) == [0, 30_000, 60_000]

@@ -92,7 +92,7 @@ async def test_backoff_to_all_when_the_store_lags(store: Store, monkeypatch: pyt
     write = store.samples.write
 
     def slow(samples: object) -> None:
-        free.wait(20)
+        free.wait(120)
         write(samples)  # type: ignore[arg-type]  # passed through
 
     monkeypatch.setattr(store.samples, "write", slow)

@@ -66,7 +66,7 @@ class Receiver:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 receiver.got.append((self.path, {k.lower(): v for k, v in self.headers.items()}, body))
-                receiver.hold.wait(30)
+                receiver.hold.wait(120)
                 self.send_response(receiver.answers.pop(0) if receiver.answers else 204)
                 if receiver.location:
                     self.send_header("location", receiver.location)

@@ -55,7 +55,7 @@ def load():
 
 thread = threading.Thread(target=load)
 thread.start()
-begun.wait(60)
+begun.wait(120)
 low = written
 store.backups.make(folder, start)
 high = written

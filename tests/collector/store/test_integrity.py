@@ -18,7 +18,6 @@ from drover_collector.store.schema import ddl_copies as definitions
 from drover_core.times import iso
 from testbed.fleets import T0
 
-pytestmark = pytest.mark.timeout(300)  # the first of several tests waits for the processes of all of them
 STEP_MS = 60_000
 WRITE = """
 import json, sys

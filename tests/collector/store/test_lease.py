@@ -241,7 +241,7 @@ def test_epochs_are_keys_in_keeper(tmp_path: Path) -> None:
             stdout=log, stderr=log,
         )  # fmt: skip
     try:
-        wait_until(lambda: reachable("127.0.0.1", port), "ZooKeeper answers", 30)
+        wait_until(lambda: reachable("127.0.0.1", port), "ZooKeeper answers")
         with front(tmp_path, "--keeper", f"127.0.0.1:{port}") as server:
             stores = [Store.open(server.url("leases")) for _ in range(2)]
             a, b = (KeeperEpochs(store.clients.apart(), "leases") for store in stores)

@@ -143,11 +143,11 @@ def test_open_in_another_process(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDER, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"open\n"
-        second = subprocess.run([sys.executable, "-c", HOLDER, url], input=b"", capture_output=True, timeout=60)
+        second = subprocess.run([sys.executable, "-c", HOLDER, url], input=b"", capture_output=True, timeout=120)
         assert second.returncode != 0
         assert f"is open in process {holder.pid};".encode() in second.stderr
         holder.kill()
-    third = subprocess.run([sys.executable, "-c", HOLDER, url], input=b"", capture_output=True, timeout=60)
+    third = subprocess.run([sys.executable, "-c", HOLDER, url], input=b"", capture_output=True, timeout=120)
     assert third.stdout == b"open\n"
 
 
@@ -159,7 +159,7 @@ def test_a_stray_config_in_the_working_directory_is_not_read(tmp_path: Path) -> 
         input=b"",
         capture_output=True,
         cwd=tmp_path,
-        timeout=60,
+        timeout=120,
     )
     assert done.stdout == b"open\n"
     assert not stray.exists()

@@ -99,13 +99,13 @@ def test_inserts_do_not_wait_for_questions(store: Store) -> None:
 
     def ask() -> None:
         with store.clients.use():
-            held.wait(20)
-            done.wait(20)
+            held.wait(120)
+            done.wait(120)
 
     asking = [threading.Thread(target=ask) for _ in range(engine.CLIENTS)]
     for thread in asking:
         thread.start()
-    held.wait(20)
+    held.wait(120)
     try:
         writing = threading.Thread(target=store.samples.write, args=(ROW,))
         writing.start()
