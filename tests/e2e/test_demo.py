@@ -21,6 +21,8 @@ from drover_core.times import from_iso
 from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetStub
 
+pytestmark = pytest.mark.timeout(1800)  # the first test pays for the demo
+
 NODES = 16
 BUCKET_MS = 10_000
 
@@ -74,7 +76,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
         stdout=subprocess.PIPE, stderr=log, text=True,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 400
         while not (found := re.search(r"--collector (\S+)", Path(log.name).read_text())):
             assert child.poll() is None and time.monotonic() < deadline, Path(log.name).read_text()
             time.sleep(0.2)
@@ -82,7 +84,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
         labels = folder / "data/labels.jsonl"
         with grpc.insecure_channel(run.collector) as channel:  # a look by the command costs as much as 100 of these
             fleet = FleetStub(channel)
-            deadline = time.monotonic() + 170
+            deadline = time.monotonic() + 600
             reported = 0
             while reported < 5 and time.monotonic() < deadline:
                 time.sleep(1)

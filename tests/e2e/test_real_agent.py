@@ -102,7 +102,7 @@ def test_every_value_of_eight_gpus_arrives_in_its_own_column(tmp_path: Path, ser
         wait_until(complete, "all metrics of all GPUs arrive, and how their reading goes")
         found = detail(stub)
     own_values = {v.metric: v for v in found.values}
-    assert 0 < own_values["source_nvml_read_s"].value < 3
+    assert 0 < own_values["source_nvml_read_s"].value < 60
     assert {own_values[f"source_{name}_outcome"].value for name in ("nvml", "host", "jobs")} == {0}
     assert own_values["source_inference_outcome"].reason == "unsupported"
     for gpu, want in zip(found.gpus, expected, strict=True):

@@ -277,7 +277,7 @@ def test_a_stream_goes_on_behind_its_last_event(rest: Rest) -> None:
 
 def opened(rest: Rest) -> Any:
     """Open a stream, once the readers of earlier ones are known to have left."""
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 300
     while True:
         try:
             return lines_of(rest, {}, until=b"retry")[0]
