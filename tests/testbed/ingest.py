@@ -21,7 +21,7 @@ from drover_proto import telemetry_pb2 as pb
 from testbed.fleets import T0, block, index_of
 
 LIVE, BACKFILL, EVENTS = pb.LIVE, pb.BACKFILL, pb.EVENTS
-QUICK = Limits(flush_s=0.01, retry_s=0.01)
+QUICK = Limits(judge_s=300, flush_s=0.01, retry_s=0.01)
 
 
 @dataclass
