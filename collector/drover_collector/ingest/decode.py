@@ -259,7 +259,10 @@ class _Rows:
         ):
             registry = self.registries[owner]
             index = place - int(self.starts[owner])
-            result.entities.append(registry.rows[index].during(low, high))
+            row = registry.rows.get(index)
+            if row is None:
+                continue  # the event loop has just given it to an agent
+            result.entities.append(row.during(max(low, row.first_ms), max(high, row.first_ms)))
             result.fresh.append((registry, index))
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Sequence, Set
 
 import grpc
 
@@ -18,9 +19,12 @@ from drover_collector.ingest.ownership import GpuOwnership, NodeOwnership
 from drover_collector.ingest.schema_registry import Refusal, SchemaRegistry, reading_hello
 from drover_collector.ingest.session import Session, StreamClosed, boot_s, lane_seqs
 from drover_collector.ingest.telemetry_writer import TelemetryWriter
-from drover_collector.store.records import Ids
+from drover_collector.store import StoreError
+from drover_collector.store.records import EntityRow, Ids
 from drover_core.model.kinds import BOOT_ID
 from drover_proto import telemetry_pb2 as pb
+
+log = logging.getLogger(__name__)
 
 PROTOCOL = 1
 MAX_NAME = 253  # of a host
@@ -35,8 +39,9 @@ class HandshakeHandler:
     def __init__(self, context: IngestContext, writer: TelemetryWriter) -> None:
         self._context, self._writer = context, writer
         self.elsewhere = AgentsElsewhere(context.store, context.now_ms)
-        self.nodes, self.gpus = NodeOwnership(context, self.elsewhere), GpuOwnership(self.elsewhere)
+        self.nodes, self.gpus = NodeOwnership(context, self.elsewhere), GpuOwnership(context, self.elsewhere)
         self._allowances = AllowanceTable(context.limits)
+        self._placing: asyncio.Task[None] | None = None
         # Of nodes that are not in the fleet file, together.
         self._fresh_entities = TokenBucket(context.limits.fresh_per_s, 4 * context.limits.fresh_entities)
 
@@ -57,7 +62,20 @@ class HandshakeHandler:
 
     def tick(self) -> None:
         """Look which agents report to other collectors, when that is due, and close their nodes' pages here."""
-        self.elsewhere.tick(self.nodes.close_scraped)
+        self.elsewhere.tick(self._prefer_agents)
+        self.gpus.reopen_freed()
+
+    def _prefer_agents(self, nodes: Set[str]) -> None:
+        """Use nothing of pages here that the agents of these nodes report to other collectors."""
+        self.nodes.close_scraped(nodes)
+        if places := self.gpus.give_back(nodes):
+            self._placing = asyncio.create_task(self._place(places))
+
+    async def _place(self, places: Sequence[EntityRow]) -> None:
+        try:
+            await asyncio.to_thread(self._context.store.entities.write, places)
+        except StoreError as error:
+            log.warning("%d GPUs stay where pages named them, until their agents connect anew: %s", len(places), error)
 
     async def handle(self, session: Session, hello: pb.Hello, size: int) -> None:
         """Make the session the owner of its node, and answer with the Welcome.

@@ -73,7 +73,7 @@ class SchemaRegistry:
         ids: [entity index] `entity_id` of the key, which may differ from the id in the store.
         scopes: [entity index] scope code; 0: unknown or refused.
         has_samples: [entity index] samples of it are stored, and so is its row.
-        rows: entity index -> its row, until it is stored.
+        rows: entity index -> its row, until it is stored; its place begins no earlier than the row's `first_ms`.
         refused: entity index -> why.
         ignored: columns that are unknown to this collector.
     """
