@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from drover_collector.ingest.agents_elsewhere import FRESH_MS, AgentsElsewhere
 from drover_collector.ingest.limits import Limits
+from drover_collector.ingest.ownership import NodeOwnership
+from drover_collector.ingest.session import Session
 from drover_collector.scrape import frames
 from drover_collector.scrape.feed import NodeFeed
 from drover_collector.scrape.mapping import PageMapper
@@ -261,6 +265,34 @@ async def test_an_agent_gets_its_gpu_from_a_writer_to_another_collector(
             assert "'GPU-a' belongs to another node: the agent of 'n1' reports it now" in notice
             assert _homes(store) == ["n1"]
         await written.feed.close()
+
+
+@in_loop
+async def test_a_writer_that_names_many_nodes_leaves_room_for_agents(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, looks = replace(QUICK, unknown_nodes=4), Counter[str]()
+    monkeypatch.setattr("drover_collector.ingest.handshake.FORGET_EVERY_S", 3600.0)
+    owners = NodeOwnership.owners
+
+    def counted(nodes: NodeOwnership) -> list[Session]:
+        looks["owners"] += 1
+        return owners(nodes)
+
+    monkeypatch.setattr(NodeOwnership, "owners", counted)
+    async with Collector(store, limits, _now_ms()) as collector:
+        stats = collector.ingest.stats
+        made = [Written(collector, f"n{number}") for number in range(50, 60)]
+        for number, written in enumerate(made):
+            written.send(PAGE.replace("GPU-a", f"GPU-{number}"))
+        await until(lambda: stats.rejected["unknown node"] == 8)
+        async with collector.agent(hello("n77", ts_ms=_now_ms())) as agent:
+            assert agent.welcome.collector
+        assert (len(stats.unknown_nodes), looks["owners"]) == (3, 1), (
+            "which have gone is not looked at with each refusal"
+        )
+        for written in made:
+            await written.feed.close()
 
 
 @in_loop
