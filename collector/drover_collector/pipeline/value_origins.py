@@ -46,9 +46,11 @@ class ValueOrigins:
         up = bucket.node.get("exporters_up")
         reports = bucket.node_rows > 0
         pages = np.zeros(self._index.node_count, np.bool_) if up is None else ~np.isnan(up)
+        for known_ms in (self._pages_ms, self._agent_ms):  # the clock may have gone back
+            np.minimum(known_ms, bucket.end_ms, out=known_ms)
         self._pages_ms[pages] = bucket.end_ms
         self._agent_ms[reports & ~pages] = bucket.end_ms
-        self._newest_ms = max(self._newest_ms, bucket.end_ms)
+        self._newest_ms = bucket.end_ms
 
     def take_events(self, events: Sequence[Event], at_ms: int) -> None:
         """Note which events are of pages. Call it before they are judged."""

@@ -74,6 +74,16 @@ def test_a_node_whose_pages_fell_silent_stays_unproven() -> None:
     assert origins.is_unproven("n1")
 
 
+def test_what_an_agent_said_before_the_clock_went_back_is_not_newer_than_a_page() -> None:
+    """A clock that was a day ahead: else what is written counts for a day as what the agent said."""
+    origins = _origins()
+    origins.take_bucket(_bucket(T0 + 86_400_000, {"n1"}, set()))
+    origins.take_bucket(_bucket(T0, set(), {"n1"}))
+    assert origins.is_unproven("n1")
+    origins.take_bucket(_bucket(T0 + KEPT_MS, {"n1"}, set()))
+    assert not origins.is_unproven("n1")
+
+
 def test_a_collector_without_the_tables_asks_about_what_others_take() -> None:
     """A standby that takes over without `[rest.remote_write]` knows nothing of `ask_first`."""
     origins = _origins(forgeable=(), others_take=True)
