@@ -101,6 +101,8 @@ class HandshakeHandler:
             self._context.stats.slowed += 1
             await asyncio.sleep(min(wait_s, self._context.limits.pause_s))
         registry = await self._read(hello)
+        # A round of pages is one batch. Who names one of its GPUs elsewhere must not hide all of the node.
+        registry.is_lenient = session.scraped
         self._check_entities(session, registry.known)
         self.gpus.release(session)  # a later Hello may have fewer
         self.gpus.claim(session, registry)

@@ -163,6 +163,7 @@ async def test_a_writer_cannot_take_a_gpu_from_a_node_whose_agent_reports_to_ano
             await until(lambda: other.ingest.stats.rejected_total > 0)
             (notice,) = other.ingest.stats.notices()
             assert "'GPU-a' belongs to another node: 'n1' reports it now" in notice
+            await until(lambda: "exporters_up" in _stored(store, "n2"))  # all else of its page is used
         assert [row.node for row in store.entities.registry.gpus() if row.key == "GPU-a"] == ["n1"]
         await written.feed.close()
 
