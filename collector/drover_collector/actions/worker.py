@@ -158,7 +158,7 @@ class Worker:
         try:
             return answer.result(ASK_S)
         except (TimeoutError, CancelledError):
-            answer.cancel()  # else it would be done later, after who asked was told that it was not
+            answer.cancel()  # else it would be done later, though its asker reads that it was not
             raise LaterError(f"{self.actuator.name} was busy for {ASK_S:.0f} s") from None
 
     def _answer_questions(self) -> bool:

@@ -78,7 +78,7 @@ class HandshakeHandler:
         try:
             await asyncio.to_thread(self._context.store.entities.write, places)
         except StoreError as error:
-            log.warning("%d GPUs stay where pages named them, until their agents connect anew: %s", len(places), error)
+            log.warning("%d GPUs stay where pages named them, until their agents connect again: %s", len(places), error)
 
     async def handle(self, session: Session, hello: pb.Hello, size: int) -> None:
         """Make the session the owner of its node, and answer with the Welcome.

@@ -203,7 +203,7 @@ class GpuOwnership:
                 del self._owners[entity]
 
     def reopen_freed(self) -> None:
-        """Close streams of pages one of whose GPUs no other node has any longer: they begin anew, and get it."""
+        """Close streams of pages one of whose GPUs no other node has any longer: they begin again, and get it."""
         now_s = time.monotonic()
         for session in list(islice(self._turned_away, LOOKED_AT)):
             turned = self._turned_away.pop(session)

@@ -182,7 +182,7 @@ def test_what_is_withdrawn_while_its_next_look_is_due_is_not_looked_at_again(
 
 
 def test_a_question_that_was_given_up_withdraws_nothing_later(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asked was told that it did not happen, and so was the audit."""
+    """Its asker read that it did not happen, and so does the audit."""
     busy, free = threading.Event(), threading.Event()
     with scene.desk() as desk:
         asked_by_ann(scene, desk)
