@@ -158,9 +158,9 @@ class _Rows:
         self.of_row = np.repeat(np.array([number[id(r)] for r in group.registries], np.int64), group.counts)
         self.at = self.starts[self.of_row] + np.minimum(self.entity, sizes[self.of_row] - 1)
         scopes = np.concatenate([r.scopes for r in self.registries])
-        self.bad_entity = (self.entity >= sizes[self.of_row]) | (scopes[self.at] != SCOPE_CODES[self.layout.scope])
-        self.left_out = self._left_out()
-        self.bad_entity &= ~self.left_out
+        named = self.entity < sizes[self.of_row]
+        self.left_out = named & self._left_out()
+        self.bad_entity = ~(named & (scopes[self.at] == SCOPE_CODES[self.layout.scope])) & ~self.left_out
         self.bad_time = (self.ts < oldest_ms) | (self.ts > newest_ms)
         self.dense = self._dense(int(sizes.sum()))
 
@@ -177,11 +177,15 @@ class _Rows:
 
     def _left_out(self) -> Mask:
         """Return bool [R]: rows of refused entities whose batch is taken without them."""
-        left_out = np.zeros(len(self.ts), np.bool_)
-        for number, registry in enumerate(self.registries):
-            if registry.is_lenient and registry.refused:
-                refused = np.fromiter(list(registry.refused), np.int64)
-                left_out |= (self.of_row == number) & np.isin(self.entity, refused)
+        lenient = [
+            (start, list(registry.refused))
+            for start, registry in zip(self.starts.tolist(), self.registries, strict=True)
+            if registry.is_lenient and registry.refused
+        ]
+        if not lenient:
+            return np.zeros(len(self.ts), np.bool_)
+        places = np.array([start + index for start, refused in lenient for index in refused], np.int64)
+        left_out: Mask = np.isin(self.at, places)
         return left_out
 
     def left_out_of(self) -> dict[int, Refusal]:
