@@ -179,18 +179,18 @@ class HandshakeHandler:
         if node in self._context.index.node_number or node in stats.unknown_nodes:
             return
         if len(stats.unknown_nodes) >= limit:
-            self._forget_unknown_nodes()
+            self._forget_unknown_nodes(at_once=not session.scraped)
         if len(stats.unknown_nodes) >= limit:
             stats.rejected["unknown node"] += 1
             text = f"fleet.toml has neither node {node!r} nor {limit} others that report; add it"
             raise StreamClosed(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
 
-    def _forget_unknown_nodes(self) -> None:
+    def _forget_unknown_nodes(self, at_once: bool) -> None:
         """Forget unknown nodes without a stream.
 
-        Not with each refusal: a writer that names many nodes is refused thousands of times a second.
+        Not with each refusal of a page: a writer that names many nodes is refused thousands of times a second.
         """
-        if time.monotonic() < self._forget_s:
+        if not at_once and time.monotonic() < self._forget_s:
             return
         self._forget_s = time.monotonic() + FORGET_EVERY_S
         stats = self._context.stats
