@@ -461,7 +461,7 @@ def test_a_rank_that_stops_on_another_node_is_no_consequence_of_a_failure_in_its
     assert {(i.kind, i.node) for i in opened(b)} == {(IncidentKind.XID, "n01"), (IncidentKind.HANG, "n03")}
 
 
-def test_a_rank_that_stops_next to_a_gpu_that_failed_is_a_consequence() -> None:
+def test_a_rank_that_stops_next_to_a_gpu_that_failed_is_a_consequence() -> None:
     """What starts a node's ranks ends them all when one fails."""
     b = book()
     give(b, 0, finding("xid", "xid_79", 0, severity="critical", job="j1"))
