@@ -8,12 +8,12 @@ import pytest
 
 from testbed import openid
 from testbed.browser import CHROMIUM, FLAGS
+from testbed.browsing import PAGE_MS
 from testbed.system_processes import free_port, reachable, running
 from testbed.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
-PAGE_MS = 30_000
 SECRETS = """[auth]
 redirect_uri = "{url}/oauth2callback"
 cookie_secret = "0123456789abcdef0123456789abcdef"
