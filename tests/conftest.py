@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # A probe's ranks share a core with those of the other workers: more threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-pytest_plugins = ["testbed.system", "testbed.kinds"]
+pytest_plugins = ["testbed.system", "testbed.kinds", "testbed.ending"]
 
 register()
 
@@ -87,19 +87,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("store_form", forms[:1] if only else forms, indirect=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Spread the files that mostly wait (e2e) evenly among those that mostly compute: the workers take files in order.
 
     pytest-xdist itself would take the files with the fewest tests last: browsers and Slurms all at once, on idle cores.
     The last of them begins early enough that other workers have something to do until it has ended. Of those that
-    compute, the files with long tests come first, for the same reason.
+    compute, the files with long tests come first, for the same reason; last in a run that has to end, as it may not
+    come to them (testbed/ending.py).
     """
+    ends = config.getoption("end_at") is not None
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
     waiting = [path for path in files if path.parent.name == "e2e"]
     long = {item.path for item in items if item.get_closest_marker("long")}
-    computing = sorted((path for path in files if path.parent.name != "e2e"), key=lambda path: path not in long)
+    computing = sorted((path for path in files if path.parent.name != "e2e"), key=lambda path: (path in long) == ends)
     share = 0.85 * len(computing) / max(len(waiting), 1)
     place = {path: (number + 0.5) * share for number, path in enumerate(waiting)}
     place |= {path: float(number) for number, path in enumerate(computing)}
