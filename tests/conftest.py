@@ -196,8 +196,9 @@ def store(store_url: str, databases: Databases) -> Iterator[Store]:
     """An empty store."""
     from drover_collector.store import Store
 
-    opened = Store.open(store_url, retention_days=3650)  # tests have times of their own
     name = store_url.rpartition("=")[2].rpartition("/")[2]
+    with databases.opening(name):
+        opened = Store.open(store_url, retention_days=3650)  # tests have times of their own
     databases.opened(name)
     yield opened
     opened.close()
