@@ -19,7 +19,7 @@ from drover_collector.store.durability.integrity import Integrity
 from drover_collector.store.schema import ddl_copies, migrations
 from drover_collector.store.schema.tables import Table
 
-LATE_S = 1.0
+LATE_S = 10.0  # as between its later looks
 
 
 class Databases:
@@ -107,7 +107,7 @@ class Databases:
 
 
 def _late(run: Callable[[Integrity], None]) -> Callable[[Integrity], None]:
-    """What watches a store's files looks for the first time when most tests have ended: it costs a sixth of an open."""
+    """What watches a store's files looks first when most tests have ended: a look costs half as much as an open."""
 
     def run_late(watch: Integrity) -> None:
         if not watch._stopping.wait(LATE_S):
