@@ -382,7 +382,7 @@ from testbed.fleets import T0, everything, gpu_row, random_values
 engine.EMBEDDED["max_partition_size_to_drop"] = 1  # the engine's own limit, 50 GB, on a disk this small
 store = Store.open(f"chdb://{sys.argv[1]}/store", retention_days=3650)
 store.entities.write(everything())
-metrics, rng, rows = of_scope(Scope.GPU), np.random.default_rng(0), 10_000
+metrics, rng, rows = of_scope(Scope.GPU), np.random.default_rng(0), 20_000
 ids = np.full(rows, gpu_row(0, 0).entity_id, np.uint64)
 hour = 3_600_000
 start = T0 // (24 * hour) * 24 * hour
@@ -410,10 +410,10 @@ store.close()
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 22 MB more than is kept free of one so small."""
+    """A disk of 40 MB more than is kept free of one so small."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    size = keep_free(GIB, 0) + (22 << 20)
+    size = keep_free(GIB, 0) + (40 << 20)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
