@@ -67,6 +67,16 @@ EMBEDDED_ONLY = {
     "test_a_copy_that_was_stopped_goes_on",
     "test_a_copy_of_a_table_without_versions_doubles_no_row",
     "test_a_copy_that_the_disk_did_not_take_is_no_copy",
+    # Of streams and of what a message says, and not of a store.
+    "test_bad_batches_are_refused_with_their_reason_and_the_stream_goes_on",
+    "test_a_batch_for_another_node",
+    "test_before_hello",
+    "test_hellos_that_cannot_be",
+    "test_the_newer_stream_of_a_node_wins",
+    "test_impossible_values_are_absent_and_counted",
+    "test_the_age_of_an_error_goes_by_its_boot_and_the_time_since_then",
+    "test_only_errors_of_an_earlier_boot_are_history",
+    "test_what_cannot_be_stored_is_refused_alone",
 }
 
 
@@ -198,8 +208,9 @@ def store(store_url: str, databases: Databases) -> Iterator[Store]:
     """An empty store."""
     from drover_collector.store import Store
 
-    opened = Store.open(store_url, retention_days=3650)  # tests have times of their own
     name = store_url.rpartition("=")[2].rpartition("/")[2]
+    with databases.opening(name):
+        opened = Store.open(store_url, retention_days=3650)  # tests have times of their own
     databases.opened(name)
     yield opened
     opened.close()
