@@ -37,8 +37,8 @@ from testbed.waiting import wait_until
 
 
 @pytest.fixture
-def scene(store: Store) -> Scene:
-    return scene_of(store)
+def scene(kept: Store) -> Scene:
+    return scene_of(kept)
 
 
 class CrashError(SystemExit):
@@ -206,8 +206,9 @@ def test_a_ticket_is_opened_once_or_reported_as_not_known(scene: Scene, tmp_path
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_crash_between_the_asking_for_a_validation_and_its_stage_asks_once(scene: Scene) -> None:
+def test_a_crash_between_the_asking_for_a_validation_and_its_stage_asks_once(store: Store) -> None:
     """With real orders in the store. Before it is asked for there is nothing but a drained node, which is looked at."""
+    scene = scene_of(store)
     index = FleetIndex(FleetSpec((NodeSpec("n1", gpus=8),)))
 
     def orders() -> OrderBook:  # a new process knows only the store

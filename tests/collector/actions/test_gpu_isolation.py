@@ -127,8 +127,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene(store: Store) -> Scene:
-    return Scene(store)
+def scene(kept: Store) -> Scene:
+    return Scene(kept)
 
 
 def test_a_gpu_goes_by_its_uuid_waits_for_its_pod_is_probed_alone_and_comes_back(scene: Scene) -> None:

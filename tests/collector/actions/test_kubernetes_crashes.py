@@ -143,9 +143,9 @@ class Scene:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("act", CALLS)
 def test_ended_around_any_change_it_is_done_and_each_effect_has_happened_once(
-    store: Store, tmp_path: Path, act: Act
+    kept: Store, tmp_path: Path, act: Act
 ) -> None:
-    scene = Scene(store, tmp_path)
+    scene = Scene(kept, tmp_path)
     for number, (_, call, when) in enumerate(point for point in POINTS if point[0] is act):
         with stand_in(Server()) as server:
             assert isinstance(server, Server)
@@ -177,4 +177,4 @@ def test_ended_around_any_change_it_is_done_and_each_effect_has_happened_once(
                 assert duty is not None
                 assert duty.stage in (Health.DRAINING, Health.DRAINED)
                 assert duty.incident_id == scene.id
-                store.outages.write([type(duty)(NODE, Health.HEALTHY, T0, scene.id, "the next begins")])
+                kept.outages.write([type(duty)(NODE, Health.HEALTHY, T0, scene.id, "the next begins")])

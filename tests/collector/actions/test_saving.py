@@ -35,8 +35,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def scene(store: Store) -> Scene:
-    made = scene_of(store)
+def scene(kept: Store) -> Scene:
+    made = scene_of(kept)
     made.slurm.start("n1", "7", "8")
     made.slurm.save_signals = {"7": USR1}
     return made
