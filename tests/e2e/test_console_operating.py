@@ -70,7 +70,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
             )
         )  # fmt: skip
         wait_until(lambda: reachable("127.0.0.1", port), "the console listens")
-        wait_until(lambda: bool(served.stub.GetStatus(pb.StatusRequest()).newest_tick_ms), "a bucket is judged", 120)
+        wait_until(lambda: bool(served.stub.GetStatus(pb.StatusRequest()).newest_tick_ms), "a bucket is judged")
         yield Console(f"http://127.0.0.1:{port}", served.stub, spec.nodes[0].name, log)
 
 

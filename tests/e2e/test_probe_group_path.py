@@ -73,7 +73,7 @@ def test_two_agents_meet_over_loopback_and_their_figures_are_judged_together(ser
         def state(order: str) -> str:
             return from_json(ProbeOrder, row(order).order_json).state
 
-        wait_until(lambda: {state(order) for order in orders} <= {"done", "failed"}, "the orders' end", 120)
+        wait_until(lambda: {state(order) for order in orders} <= {"done", "failed"}, "the orders' end")
         rows = [row(order) for order in orders]
         ended = [from_json(ProbeOrder, one.order_json) for one in rows]
         results = [[from_json(ProbeResult, text) for text in one.results_json] for one in rows]

@@ -84,5 +84,5 @@ def acting(folder: Path, slurm: Slurm, store: str = "", settings: str = "", poli
         grpc.insecure_channel(api, SOON) as channel,
     ):
         made = Acting(agents, log, FleetStub(channel))
-        wait_until(made.role, "the collector answers", 120)
+        wait_until(made.role, "the collector answers")
         yield made
