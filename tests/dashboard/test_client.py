@@ -200,7 +200,7 @@ def test_an_answer_that_came_late_says_so_and_since_when(served: str, chosen, mo
 def test_a_slow_answer_is_shared_for_twice_as_long_as_it_took(
     served: str, chosen, monkeypatch: pytest.MonkeyPatch, took_ms: int, shared_ms: int
 ) -> None:
-    """So that ten open pages do not keep a slow collector busy all the time. What must be fresh is asked anew."""
+    """So that ten open pages do not keep a slow collector busy all the time. What must be fresh is asked again."""
     clock = Ticking()
     fleet = FleetClient(served, now_ms=clock)
     call = fleet._channel.call
