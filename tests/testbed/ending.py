@@ -4,6 +4,9 @@
 speed, where all tests take two hours and CI has 90 minutes. Cheap tests come first then. What has not begun at that
 time is not run. Nor is what has whole programs together (`e2e`): there a page of the console takes longer to draw than
 its tests' patience. Each such test is reported as skipped, with this as its reason.
+
+How the run ended is kept in pytest's cache, `drover/ended`: tests that failed beside others, and only such, are run
+once more by themselves.
 """
 
 from __future__ import annotations
@@ -30,3 +33,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if whole or time.time() > end_s:
         item.stash[NOT_RUN] = True
         pytest.skip("NOT RUN on this slow machine: " + ("whole programs together" if whole else "the time is over"))
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    cache: pytest.Cache | None = getattr(session.config, "cache", None)
+    if (
+        cache is not None
+        and session.config.getoption("end_at") is not None
+        and not hasattr(session.config, "workerinput")
+    ):
+        cache.set("drover/ended", int(exitstatus))

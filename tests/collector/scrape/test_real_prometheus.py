@@ -76,7 +76,9 @@ def test_a_real_prometheus_feeds_a_node_without_an_agent(tmp_path: Path) -> None
 
                 wait_until(lambda: bool(scraping().blind), "it is said who is blind")
                 state = scraping()
-                assert (state.nodes, state.pages, state.failing, dict(state.unused)) == (1, 1, 0, {})
+                assert (state.nodes, state.pages, state.failing) == (1, 1, 0)
+                # On a busy machine Prometheus sends a request again before it is answered: then all stands there twice.
+                assert set(state.unused) <= {"series that stand there twice"}
                 assert any(text.startswith("kernel: ") for text in state.blind)
             finally:
                 prometheus.terminate()
