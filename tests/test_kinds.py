@@ -166,6 +166,7 @@ def test_the_list_names_nothing_that_is_gone(pytestconfig: pytest.Config) -> Non
 def test_a_run_that_has_to_end_says_what_it_did_not_run(suite: Suite, end_at: str) -> None:
     """All other skips are failures there."""
     suite.env["DROVER_SYSTEM"] = "1"
+    # The skip below is one of the small suite, to see that it fails there.
     suite.write(
         "test_one.py", "import pytest\ndef test_one(): pass\ndef test_skips(): pytest.skip('for its own reason')\n"
     )

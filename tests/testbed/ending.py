@@ -3,9 +3,9 @@
 `.ci/run` asks for it where it measures such a machine: a host that throttles its cores was seen at a fifth of the usual
 speed, where all tests take two hours and CI has 90 minutes. Cheap tests come first then. What has not begun at that
 time is not run. Nor is what has whole programs together (`e2e`): there a page of the console takes longer to draw than
-its tests' patience. Each such test is reported as skipped, with this as its reason.
+its tests wait. Each such test is reported as skipped, with this as its reason.
 
-How the run ended is kept in pytest's cache, `drover/ended`: tests that failed beside others, and only such, are run
+How the run ended is kept in pytest's cache, `drover/ended`: tests that failed while others ran, and only such, are run
 once more by themselves.
 """
 
@@ -32,6 +32,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     whole = item.get_closest_marker(E2E) is not None
     if whole or time.time() > end_s:
         item.stash[NOT_RUN] = True
+        # The run must end before the limit of CI, which refuses all of it. The summary counts what is left out.
         pytest.skip("NOT RUN on this slow machine: " + ("whole programs together" if whole else "the time is over"))
 
 

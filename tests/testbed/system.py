@@ -27,6 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
+    # What a slow machine has no time for is no missing part of the system.
     if SYSTEM and report.skipped and not hasattr(report, "wasxfail") and not item.stash.get(NOT_RUN, False):
         report.outcome = "failed"
         report.longrepr = f"skipped in a run that must skip nothing: {report.longrepr}"

@@ -148,12 +148,9 @@ class Clients:
         except (ClickHouseError, pa.ArrowException, OSError, MemoryError) as error:
             raise StoreError(f"the store refused a statement: {_one_line(error)}") from error
         finally:
-            if client is None:
-                pass
-            elif done or self._quick is not None or _cleared(client):
-                pool.give(client)
-            else:
-                pool.discard(client)
+            if client is not None:
+                usable = done or self._quick is not None or _cleared(client)
+                (pool.give if usable else pool.discard)(client)
 
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
@@ -295,7 +292,7 @@ def _cleared(client: Any) -> bool:
     4.4.0). So that next one is asked here, and thrown away.
     """
     for _ in range(CLEAR_TRIES):
-        with contextlib.suppress(ClickHouseError):
+        with contextlib.suppress(Exception):  # of any kind: such a client is replaced, and none is lost to the pool
             if client.raw_query("SELECT 1 FORMAT TabSeparated") == b"1\n":
                 return True
     return False
