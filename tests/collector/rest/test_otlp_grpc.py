@@ -28,6 +28,7 @@ from drover_collector.scrape.remote_write import MAX_BODY
 from testbed import http2
 from testbed.certificates import Fleet
 from testbed.otlp_messages import Points, request
+from testbed.rotel import rotel
 
 WANTED = request([Points("hw.power", [])], 1, {"host.name": "n1"})
 
@@ -36,10 +37,12 @@ class Taker:
     def __init__(self) -> None:
         self.answer, self.got, self.go_on = Answer(200), list[tuple[Form, bytes]](), asyncio.Event()
         self.go_on.set()
+        self.came = asyncio.Event()
         self.all_here = asyncio.Event()  # as many as one caller may have under way
 
     async def __call__(self, form: Form, body: bytes) -> Answer:
         self.got.append((form, body))
+        self.came.set()
         if len(self.got) == otlp_grpc.WRITES_EACH:
             self.all_here.set()
         await self.go_on.wait()
@@ -196,3 +199,22 @@ def test_a_certificate_of_the_role_writer_sends_and_no_other(tmp_path: Path) -> 
 
     asyncio.run(scenario())
     assert len(taker.got) == 1
+
+
+@pytest.mark.system
+def test_a_collector_of_opentelemetry_sends(tmp_path: Path) -> None:
+    """Its HTTP/2 is not gRPC's own: rotel is written in Rust. With a certificate of its own it does not start:
+    it says "Either both or neither of cert and key must be provided" of both.
+    """
+    wanted = request([Points("hw.power", [({"hw.id": "GPU-1"}, 600.5)], "W")], 1, {"host.name": "n1"})
+
+    async def scenario(parts: Served) -> None:
+        with rotel(tmp_path, f"http://127.0.0.1:{parts.port}") as addresses:
+            async with grpc.aio.insecure_channel(addresses["grpc"].removeprefix("http://")) as channel:
+                await MetricsServiceStub(channel).Export(wanted, timeout=120)
+            await asyncio.wait_for(parts.taker.came.wait(), 120)
+        form, body = parts.taker.got[0]
+        assert not form.is_json
+        assert ExportMetricsServiceRequest.FromString(unpacked(body, True) if form.is_gzip else body) == wanted
+
+    run(scenario)
