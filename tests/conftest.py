@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # A probe's ranks share a core with those of the other workers: more threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-pytest_plugins = ["testbed.system", "testbed.kinds", "testbed.ending"]
+pytest_plugins = ["testbed.reporting", "testbed.system", "testbed.kinds", "testbed.ending"]
 
 register()
 

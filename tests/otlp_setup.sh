@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Unpacks the agent of rotel, an OpenTelemetry collector that is none of Drover's, once a machine, for `make test SYSTEM=1`:
-# a wheel of 10 MB from PyPI, of which nothing is installed.
+# Unpacks rotel, a collector of OpenTelemetry, once a machine, for `make test SYSTEM=1`: a wheel of 10 MB from PyPI.
+# Nothing is installed.
 set -euo pipefail
 version=0.0.1a15
 into=${1:-/var/cache/drover-testbed/rotel-$version}

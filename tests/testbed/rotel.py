@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry that is none of ours: rotel, in Rust, from PyPI (`tests/otlp_setup.sh`)."""
+"""A collector of OpenTelemetry from elsewhere: rotel, in Rust, from PyPI (`tests/otlp_setup.sh`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry that is none of ours passes on what Drover sends, and nothing of it is lost or changed.
+"""A collector of OpenTelemetry from elsewhere passes on what Drover sends, and nothing of it is lost or changed.
 
 rotel decodes each request and encodes it again, with its own copy of the protocol. What stands behind it gets what it
 gets straight from Drover.
