@@ -1,4 +1,4 @@
-"""A failure of which pytest cannot make a report: it is a failure, it says what was raised, and the run goes on."""
+"""pytest cannot make a report of a failure: it is a failure all the same, it says what was raised, and the run goes on.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A failure of which no report can be made is a failure, and the tests after it run.
+"""Where no report of a failure can be made, the test has failed all the same, and the tests after it run.
 
 pytest ends the whole run where making a report raises. Two such were seen: the limit of time of a test that comes while
 its failure is being written, and "AST constructor recursion depth mismatch" while pytest reads the source of a test
