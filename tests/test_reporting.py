@@ -1,4 +1,4 @@
-"""pytest cannot make a report of a failure: it is a failure all the same, it says what was raised, and the run goes on.
+"""pytest cannot make a report of a failure: it is still a failure, it says what was raised, and the run goes on."""
 
 from __future__ import annotations
 
