@@ -118,7 +118,7 @@ class Tab:
         at_rest(self.page)
 
     def close(self) -> None:
-        assert not self.problems
+        assert not self.problems, self.problems
         self.page.close()
 
     def listen(self) -> None:
@@ -239,7 +239,7 @@ def lone_tab(started: Any, theme: str) -> Iterator[Tab]:
     with closing(Browser(started, "")) as browser:
         tab = browser.blank("", theme)
         yield tab
-        assert not tab.problems
+        assert not tab.problems, tab.problems
 
 
 MOST_PX = 6000  # of a page's height, which the window is given
