@@ -55,7 +55,7 @@ from testbed.system_processes import free_port, reachable, running
 from testbed.waiting import wait_until
 
 CLUSTERS, AWAY, NODES = 10, 9, 12_500  # of `large`; `real` may have fewer
-WAIT_MS = 60_000
+WAIT_MS = 300_000
 GOAL_MS = 2000
 PRESSES = 5
 # Another cluster is chosen, and within the same moment the button of the form is pressed that is still there.
@@ -92,7 +92,7 @@ class Console:
         port = free_port()
         options = ["--settings", str(settings), "--port", str(port)]
         log = stack.enter_context(running(folder, "drover_dashboard.main", *options))
-        wait_until(lambda: reachable("127.0.0.1", port), "the console listens", 60)
+        wait_until(lambda: reachable("127.0.0.1", port), "the console listens", 300)
         self.url, self.log, self.browser, self.settings = f"http://127.0.0.1:{port}", log, browser, settings
         self.problems: list[str] = []
         self.overview = {name: counted(script, clusters=len(addresses)) for name, script in OVERVIEW.items()}
@@ -127,7 +127,7 @@ class Console:
         page = self.tab()
         page.goto(self.url)
         page.wait_for_function(self.overview["page"])
-        wait_until(lambda: self.states(page) and not any(self.states(page).values()), "all are of now", 60)
+        wait_until(lambda: self.states(page) and not any(self.states(page).values()), "all are of now", 300)
         act()
         began, wrongly = time.monotonic(), set()
         while True:
@@ -222,7 +222,7 @@ def alone(folder: Path, address: str, browser: Any, count: int, stack: ExitStack
     own, port = folder / "alone", free_port()
     own.mkdir()
     stack.enter_context(running(own, "drover_dashboard.main", "--collector", address, "--port", str(port)))
-    wait_until(lambda: reachable("127.0.0.1", port), "the other console listens", 60)
+    wait_until(lambda: reachable("127.0.0.1", port), "the other console listens", 300)
     console = Console.__new__(Console)
     console.url, console.browser, console.problems = f"http://127.0.0.1:{port}", browser, []
     until = {"picture": counted(PICTURE, NODES * 8)}
@@ -296,7 +296,7 @@ def real(folder: Path, given: argparse.Namespace, browser: Any, found: dict[str,
                 child = subprocess.Popen(command, stdout=log, stderr=log, text=True)
             stack.callback(_end, child)
             addresses[own.name], pids[own.name] = f"127.0.0.1:{api}", child
-            wait_until(partial(reachable, "127.0.0.1", api), f"{own.name} listens", 180)
+            wait_until(partial(reachable, "127.0.0.1", api), f"{own.name} listens", 300)
             stack.enter_context(
                 running(
                     own, "drover_agent.main", "fleet", "--collector", f"127.0.0.1:{agents}", "--interval", "5",
@@ -308,8 +308,8 @@ def real(folder: Path, given: argparse.Namespace, browser: Any, found: dict[str,
         console = Console(folder, addresses, browser, stack)
         page = console.tab()
         page.goto(console.url)
-        wait_until(lambda: len(console.states(page)) == given.clusters, "all strips", 60)
-        wait_until(lambda: not any(console.states(page).values()), "all answer", 120)
+        wait_until(lambda: len(console.states(page)) == given.clusters, "all strips", 300)
+        wait_until(lambda: not any(console.states(page).values()), "all answer", 300)
         page.context.close()
         paints = range(given.paints)
         found["all_there"] = {"overview": figures([console.paint("", console.overview) for _ in paints])}
@@ -321,7 +321,7 @@ def real(folder: Path, given: argparse.Namespace, browser: Any, found: dict[str,
         found["two_away"] = {"overview": figures([console.paint("", console.overview) for _ in paints])}
         page = console.tab()
         page.goto(console.url)
-        wait_until(lambda: sum(console.states(page).values()) == 2, "two are grey", 60)
+        wait_until(lambda: sum(console.states(page).values()) == 2, "two are grey", 300)
         found["grey_then"] = sorted(name for name, grey in console.states(page).items() if grey)
         page.context.close()
         found["problems"] = console.problems[:5]
@@ -334,7 +334,7 @@ def real_acts(console: Console, names: list[str]) -> dict[str, Any]:
     def drover(*args: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "drover_cli.main", *args]
         return subprocess.run(
-            command, capture_output=True, text=True, env=environment, timeout=120, check=False,
+            command, capture_output=True, text=True, env=environment, timeout=300, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
