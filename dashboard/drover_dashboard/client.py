@@ -215,10 +215,10 @@ class FleetClient:
             young = 0 <= asked_ms - kept.as_of_ms < shared_ms and kept.as_of_ms > self._acted_ms
             if away is None and kept.value is not None and young:
                 return kept
-            if away is not None:
-                if 0 < self._retry_ms - asked_ms <= _TO_NEXT_RETRY_MS:
+            if away is not None and not method.acts:  # what a person asks for is asked in any case, and once
+                # An answer from disk may take longer than a retry, and would keep a slow collector away for ever.
+                if deadline_s > RETRY_DEADLINE_S or 0 < self._retry_ms - asked_ms <= _TO_NEXT_RETRY_MS:
                     return replace(kept, trouble=away)
-                deadline_s = min(deadline_s, RETRY_DEADLINE_S)
                 self._retry_ms = asked_ms + _TO_NEXT_RETRY_MS
         try:
             value = self._channel.call(method, request, deadline_s)
@@ -396,7 +396,7 @@ class FleetClient:
                     trouble = replace(trouble, since_ms=self._away.since_ms)
                 self._away = trouble
                 self._retry_ms = self._now_ms() + round(RETRY_S * 1000)
-            else:
+            elif code is not grpc.StatusCode.DEADLINE_EXCEEDED:
                 self._away = None  # a refusal is an answer
         return trouble if gone else replace(trouble, since_ms=self._since(name, asked_ms))
 

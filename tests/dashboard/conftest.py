@@ -244,6 +244,7 @@ class Chosen(FleetServicer):
         return self.preview
 
     def ActOnNode(self, request: pb.ActRequest, context: grpc.ServicerContext) -> pb.ActReply:
+        self._called("act", context)
         self.save_s = request.save_s
         gpu = f" GPU {request.gpu} {request.gpu_uuid}" if request.HasField("gpu") else ""
         self.acts.append((request.act, request.node + gpu, request.why, request.who, request.force))

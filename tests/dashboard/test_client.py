@@ -137,6 +137,38 @@ def test_a_slow_chart_does_not_make_the_collector_away(served: str, chosen) -> N
     fleet.close()
 
 
+def test_a_slow_question_does_not_keep_a_slow_collector_away(served: str, chosen) -> None:
+    """It would need longer than the one call that finds out whether the collector is back."""
+    clock = Ticking()
+    fleet = FleetClient(served, now_ms=clock)
+    chosen.failure = (grpc.StatusCode.DEADLINE_EXCEEDED, "")
+    assert fleet.status().trouble is not None  # it answers too late
+    clock.ms += 2000
+    asked = len(chosen.calls)
+    answer = fleet.series(module.pb.SeriesRequest(), "chart")
+    assert answer.trouble is not None
+    assert len(chosen.calls) == asked, "the next look is a quick question's"
+    chosen.failure = None
+    assert fleet.status().trouble is None
+    assert fleet.series(module.pb.SeriesRequest(), "chart").trouble is None
+    fleet.close()
+
+
+def test_an_act_is_asked_of_a_collector_that_is_away_and_says_nothing_of_whether_it_is(served: str, chosen) -> None:
+    clock = Ticking()
+    fleet = FleetClient(served, now_ms=clock)
+    chosen.failure = (grpc.StatusCode.DEADLINE_EXCEEDED, "")
+    fleet.status()
+    asked = len(chosen.calls)
+    assert fleet.act(module.methods.ACT_ON_NODE, module.pb.ActRequest(node="n1", act="drain")).trouble is not None
+    assert len(chosen.calls) == asked + 1
+    fleet.status()
+    assert len(chosen.calls) == asked + 1, "pages do not wait"
+    chosen.failure = None
+    assert fleet.act(module.methods.ACT_ON_NODE, module.pb.ActRequest(node="n1", act="drain")).trouble is None
+    fleet.close()
+
+
 def test_an_unknown_name_is_reported_and_shows_no_old_answer(served: str) -> None:
     fleet = FleetClient(served)
     answer = fleet.node("n9")
