@@ -3,7 +3,8 @@
 A source is a page that is read, or an exporter or program whose values are sent. Two of them count from different
 moments: a series that took its values from one and then from another would jump, and errors would seem to be new.
 dcgm-exporter, AMD's exporter and node_exporter give what the driver or the kernel counts, so another of the same kind
-may go on for one that has gone. What is sent by OpenTelemetry's names is mostly counted since its sender began.
+may go on for one that has gone, or for the node's agent. What is sent by OpenTelemetry's names is mostly counted since
+its sender began.
 """
 
 from __future__ import annotations
@@ -34,14 +35,23 @@ class _Given:
     """What one source has given.
 
     Attributes:
-        rank: from when on its counters count, and its number; of two sources the lower one keeps a counter.
-        counters: counter -> when it last gave one. places: that it named.
+        settled_s: from when on its counters are used.
+        counters: counter -> when it gave one last. places: for which it gave any.
     """
 
     table: str
-    rank: tuple[float, int]
+    settled_s: float
     counters: dict[str, float] = field(default_factory=dict)
     places: set[Place] = field(default_factory=set)
+
+    @property
+    def is_of_a_page(self) -> bool:
+        """Whether the driver or the kernel counts, and not the sender."""
+        return self.table in NAMES
+
+    def has(self, place: Place, name: str, now_s: float) -> bool:
+        """Return whether a counter is its own."""
+        return place in self.places and now_s - self.counters.get(name, -KEPT_S) < KEPT_S
 
 
 @dataclass(slots=True)
@@ -60,7 +70,18 @@ class Precedence:
         self._given: dict[Hashable, _Given] = {}
         self._gpus: dict[int, _Named] = {}  # by slot
         self._xids: dict[tuple[int, int], tuple[Hashable, float]] = {}  # (slot, code) -> who reported it, and when
-        self._number = 0
+        self._agent_s = -KEPT_S  # when the node had an agent last
+
+    def note_agent(self, now_s: float) -> None:
+        """Note that the node has an agent, so that what others count from other moments does not follow it."""
+        self._agent_s = now_s
+        for given in self._given.values():
+            if not given.is_of_a_page:
+                given.counters.clear()
+
+    def drop(self, key: Hashable) -> None:
+        """Forget a source in whose place another has come."""
+        self._given.pop(key, None)
 
     def is_alike(self, key: Hashable, found: Found, now_s: float) -> bool:
         """Return whether a source names other GPUs than another does in the same slots, as those of two nodes would."""
@@ -83,12 +104,15 @@ class Precedence:
         given = self._given.get(key)
         if given is None:
             self._forget(now_s)
-            self._number += 1
-            settles_s = 0.0 if table.name in NAMES else SETTLES_S
-            given = self._given[key] = _Given(table.name, (now_s + settles_s, self._number))
+            given = self._given[key] = _Given(table.name, now_s)
+            given.settled_s += 0.0 if given.is_of_a_page else SETTLES_S
         self._rename(key, found, now_s)
         found.xids[:] = [xid for xid in found.xids if self._is_first(key, xid, now_s)]
-        rivals = [other for its, other in self._given.items() if its != key and _is_before(other, given)]
+        rivals = [
+            other
+            for its, other in self._given.items()
+            if its != key and not (other.is_of_a_page and other.table == given.table)
+        ]
         left_out = self._counters(given, rivals, "", found.node, now_s)
         for gpu, values in found.gpus.items():
             left_out += self._counters(given, rivals, gpu.slot, values, now_s)
@@ -101,7 +125,7 @@ class Precedence:
         self._given = {
             key: its
             for key, its in self._given.items()
-            if now_s - max(its.counters.values(), default=its.rank[0]) < KEPT_S
+            if now_s - max(its.counters.values(), default=its.settled_s) < KEPT_S
         }
         self._xids = {xid: entry for xid, entry in self._xids.items() if now_s - entry[1] < SAME_XID_S}
 
@@ -109,13 +133,15 @@ class Precedence:
         self, given: _Given, rivals: list[_Given], place: Place, values: dict[str, float], now_s: float
     ) -> int:
         """Leave out the counters of one place that are another's. Return how many; not those that settle."""
-        given.places.add(place)
         mine = [name for name in values if name in COUNTERS]
-        others = [name for name in mine if any(_counts(rival, place, name, now_s) for rival in rivals)]
+        others = {name for name in mine if any(rival.has(place, name, now_s) for rival in rivals)}
+        follows_agent = not given.is_of_a_page and now_s - self._agent_s < KEPT_S
         for name in mine:
-            given.counters[name] = now_s
-        for name in mine if now_s < given.rank[0] else others:
-            del values[name]
+            if name in others or follows_agent or now_s < given.settled_s:
+                del values[name]
+            else:
+                given.counters[name] = now_s
+                given.places.add(place)
         return len(others)
 
     def _is_first(self, key: Hashable, xid: tuple[int, int], now_s: float) -> bool:
@@ -136,12 +162,3 @@ class Precedence:
                 known.at_s = now_s
             renamed[known.gpu] = values
         found.gpus = renamed
-
-
-def _is_before(one: _Given, other: _Given) -> bool:
-    same = one.table == other.table and one.table in NAMES
-    return not same and one.rank < other.rank
-
-
-def _counts(rival: _Given, place: Place, name: str, now_s: float) -> bool:
-    return place in rival.places and now_s - rival.counters.get(name, -KEPT_S) < KEPT_S

@@ -161,6 +161,10 @@ class Scraper:
         self._precedences.pop(node, None)
         _write(frames.GONE, node, b"")
 
+    def note_agent(self, node: str) -> None:
+        """Note that ingest uses the node's agent instead."""
+        self._precedences.setdefault(node, Precedence()).note_agent(time.monotonic())
+
     async def _read_forever(self, node: str, state: NodeState) -> None:
         # Nodes are spread over the interval by their names, the same after each start.
         next_s = time.monotonic() + state.interval_s * (zlib.crc32(node.encode()) % 1000) / 1000
@@ -314,11 +318,14 @@ def _takers(settings: Mapping[str, Mapping[str, Any]]) -> Takers:
     return Takers(WriteInConfig(**known("remote_write")), OtlpInConfig(**known("otlp")))
 
 
-async def _answer_requests(reader: asyncio.StreamReader, takers: Takers) -> None:
+async def _answer_requests(reader: asyncio.StreamReader, takers: Takers, scraper: Scraper) -> None:
     """Answer requests until the collector stops."""
     with contextlib.suppress(asyncio.IncompleteReadError):
         while True:
             kind, number, message = await frames.read(reader)
+            if kind == frames.AGENT:
+                scraper.note_agent(number)
+                continue
             _write(frames.ANSWER, number, json.dumps(asdict(takers.answer(kind, message))).encode())
             await asyncio.sleep(0)  # requests that are here already must not hold up the pages that are read
 
@@ -334,7 +341,7 @@ async def _main() -> None:
     takers = _takers(settings)
     scraper = Scraper(configs_of(settings["scrape"]), takers.received)
     scraping = asyncio.create_task(scraper.run())
-    ended = asyncio.create_task(_answer_requests(reader, takers))  # the collector has stopped
+    ended = asyncio.create_task(_answer_requests(reader, takers, scraper))  # the collector has stopped
     await asyncio.wait({scraping, ended}, return_when=asyncio.FIRST_COMPLETED)
     if scraping.done():
         scraping.result()

@@ -270,6 +270,7 @@ class Received:
             tables.append(source.table)
         for key in self._replaced(node, now_s):
             del node.sources[key]
+            precedence.drop(key)
             self.changes += 1
         return Round(name, node.messages, found, tables, len(node.sources) - len(tables)) if tables else None
 

@@ -6,14 +6,16 @@ import time
 from collections.abc import Mapping
 from itertools import count
 
+import grpc
 import pytest
 
 from drover_collector.detectors import memory
 from drover_collector.detectors._lib.examples import play, small_fleet
 from drover_collector.fleet.buckets import Floats
-from drover_collector.scrape import process
-from drover_collector.scrape.feed import ScrapeFeed
+from drover_collector.scrape import frames, process
+from drover_collector.scrape.feed import NodeCall, ScrapeFeed
 from drover_collector.scrape.mapping import PageMapper
+from drover_collector.scrape.messages import NodeMessages
 from drover_collector.scrape.precedence import ALIKE, COUNTED, KEPT_S, SETTLES_S
 from drover_collector.scrape.process import Scraper
 from drover_collector.scrape.received import AGAIN, Received, Round
@@ -121,6 +123,56 @@ def test_who_comes_first_after_a_start_does_not_decide_who_counts() -> None:
     assert not alone.left_out
 
 
+def test_what_is_counted_since_a_senders_start_does_not_follow_an_agent() -> None:
+    """An agent is upgraded, and the node's SDK is used meanwhile: when it is back, its 5 errors would be new ones."""
+    node = Node()
+    for at_s in (0.0, 100.0):
+        node.hw(at_s)
+        node.gpu(at_s + 16)
+    assert "ecc_dram_uncorrected" in node.gpu(_sent(node, 200.0))
+    node.precedences["n0"].note_agent(210.0)  # ingest uses its agent
+    assert node.gpu(_sent(node, 300.0)) == {"power_w": 310.0}
+    node.dcgm(400.0)  # the driver's own counters are the agent's too
+    assert node.gpu(416.0)["ecc_dram_uncorrected"] == 5
+    alone = Node()
+    alone.hw(0.0)
+    alone.gpu(3.0)
+    alone.precedences["n0"].note_agent(10.0)
+    assert alone.gpu(_sent(alone, 20.0 + KEPT_S)) == {"power_w": 310.0, "ecc_dram_uncorrected": 0.0}  # it was taken off
+
+
+def _sent(node: Node, at_s: float) -> float:
+    node.hw(at_s)
+    return at_s + 16
+
+
+@in_loop
+async def test_the_process_hears_of_an_agent_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def turned_away(_: object, call: NodeCall) -> None:
+        await call.abort(grpc.StatusCode.ALREADY_EXISTS, "node 'n0' has an agent")
+
+    scraper, sent = Scraper([], Received()), []
+    feed = ScrapeFeed([], turned_away, {})  # type: ignore[arg-type]  # as ingest answers
+    monkeypatch.setattr(feed.writes, "note_agent", sent.append)
+    messages = NodeMessages("n0")
+    page = PageMapper(table("dcgm")).read(_page(0, power_w=300.0), T0)
+    _, batch, _ = messages.add(T0, page, [table("dcgm")], 1, 0)
+    feed._take(frames.HELLO, "n0", messages.hello.SerializeToString())
+    await until(lambda: feed._nodes["n0"].has_agent)
+    for _ in range(3):
+        feed._take(frames.BATCH, "n0", batch)
+    assert sent == ["n0"]  # now and then, not with each page
+    scraper.note_agent("n0")
+    found = PageMapper(table("dcgm")).read(_page(0, power_w=300.0), T0)
+    (values,) = found.gpus.values()
+    values["ecc_dram_uncorrected"] = 0.0
+    assert scraper._precedences["n0"].keep("sdk", table("hw"), found, time.monotonic() + 100) == 0
+    assert values == {"power_w": 300.0}
+    await feed.close()
+
+
 def test_a_pod_with_another_address_goes_on_at_once() -> None:
     """dcgm-exporter gives what the driver counts, whichever pod it is."""
     node = Node()
@@ -128,6 +180,17 @@ def test_a_pod_with_another_address_goes_on_at_once() -> None:
     node.gpu(3.0)
     node.dcgm(15.0, 6.0, "10.0.0.2:9400")
     assert node.gpu(31.0) == {"power_w": 300.0, "ecc_dram_uncorrected": 6.0}
+
+
+def test_a_program_that_starts_again_under_another_name_counts_again() -> None:
+    """OpenTelemetry's SDKs make up an instance at each start."""
+    node, given = Node(), {}
+    for number in range(12):
+        at_s = 30.0 * number
+        node.hw(at_s, 3.0 if number < 5 else 0.0, "a" if number < 5 else "b")
+        given[number] = node.gpu(at_s + 16).get("ecc_dram_uncorrected")
+    assert set(given.values()) == {None, 3.0, 0.0}
+    assert given[4] == 3 and given[5] is None and given[11] == 0
 
 
 def test_an_xid_that_two_exporters_of_a_node_report_is_one() -> None:
