@@ -225,7 +225,7 @@ def test_use_changes_one_line_and_keeps_the_rest(two, file: Path, capsys) -> Non
     assert contexts.known().current == "west"
 
 
-def test_use_leaves_a_link_and_comments_with_brackets_as_they_are(two, file: Path, tmp_path: Path, capsys) -> None:
+def test_use_leaves_a_link_and_comments_with_brackets_unchanged(two, file: Path, tmp_path: Path, capsys) -> None:
     text = "# the [[clusters]] below are ours\n  " + file.read_text()
     kept = tmp_path / "dotfiles.toml"
     kept.write_text(text)

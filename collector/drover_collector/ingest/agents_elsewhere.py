@@ -4,7 +4,7 @@ A page that is scraped, or a writer of remote_write or OTLP, must not speak for 
 for its GPUs. Each collector notes in the store how far it has stored each agent's lanes; that says who reports.
 
 The notes have the times of the collector that wrote them, and no two clocks need agree: a node's agent reports while
-its notes change, and has gone when they have not changed for a while by the clock here that is never set.
+what is noted grows, and has gone when it has not grown for a while by the clock here that is never set.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drover_collector.store import Store, StoreError
 from drover_core.model.scraped import SPOOL
@@ -29,10 +29,10 @@ RECENT_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """How far the lanes of a node's agent are stored: together, as any change counts.
+    """How far the lanes of a node's agent are stored, together.
 
     Attributes:
-        since_s: when it was read first. changed: another value was read before it.
+        since_s: when it was read first. changed: less was read before it.
     """
 
     reached: int
@@ -112,8 +112,8 @@ class AgentsElsewhere:
         noted: dict[str, _Noted] = {}
         for node, (reached, at_ms) in found.items():
             held = self._noted.get(node)
-            if held is not None and held.reached == reached:
-                noted[node] = held
+            if held is not None and reached <= held.reached:  # less: a spool of the past was deleted
+                noted[node] = replace(held, reached=reached)
             elif self._is_read:
                 noted[node] = _Noted(reached, now_s, changed=True)
             else:

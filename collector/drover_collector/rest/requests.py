@@ -31,7 +31,7 @@ class Cursor:
     """Where the next page begins: behind an item, or behind the one before it if that item has left the list.
 
     Args:
-        place: behind the item, in the list as it was.
+        place: behind the item, in the list of that time.
         before: keys of some items before it, the nearest first.
     """
 

@@ -314,7 +314,7 @@ class ScrapeFeed:
             await process.stdin.drain()
             self._writes.begin(process.stdin)
             for feed in self._nodes.values():
-                feed.noted_s = -AGENT_AGAIN_S  # this process has not heard of it
+                feed.noted_s = -AGENT_AGAIN_S  # this process does not know it
             while True:
                 async with asyncio.timeout(SILENT_S):  # it says how it is each few seconds
                     frame = await frames.read(process.stdout)

@@ -158,7 +158,7 @@ class Precedence:
             known = self._gpus.get(gpu.slot)
             if known is None or (gpu.uuid and gpu.uuid != known.gpu.uuid):
                 known = self._gpus[gpu.slot] = _Named(gpu, key, now_s)  # also another board in this slot
-            elif known.key == key:
-                known.at_s = now_s
+            elif known.key == key or now_s - known.at_s >= NAMED_S:
+                known.key, known.at_s = key, now_s
             renamed[known.gpu] = values
         found.gpus = renamed

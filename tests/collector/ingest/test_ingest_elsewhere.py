@@ -347,6 +347,28 @@ async def test_a_writer_that_names_many_nodes_leaves_room_for_agents(
             await written.feed.close()
 
 
+def test_a_spool_of_the_past_that_is_deleted_is_no_word_of_an_agent(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention deletes it a month after: a node that is dead since then would be late, and not silent, for a while."""
+    monkeypatch.setattr("drover_collector.ingest.agents_elsewhere.FRESH_MS", -1)  # all has gone, unless it grows
+    elsewhere = AgentsElsewhere(store, _now_ms)
+
+    def read() -> None:
+        elsewhere._note(store.offsets.newest_notes("scrape"))
+        elsewhere._is_read = True
+
+    store.offsets.write({("n1", "old"): {0: 7}, ("n1", "new"): {0: 3, 1: 4}, ("n2", "a"): {0: 1}})
+    read()
+    assert elsewhere.spoke_ms() == {}  # when it grew is not known
+    store.clients.command("DELETE FROM lane_seqs WHERE spool = 'old'")
+    read()
+    assert elsewhere.spoke_ms() == {}
+    store.offsets.write({("n1", "new"): {0: 4}})
+    read()
+    assert set(elsewhere.spoke_ms()) == {"n1"}
+
+
 @in_loop
 async def test_one_collector_alone_asks_the_store_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(*_: object) -> dict[str, tuple[int, int]]:

@@ -147,7 +147,7 @@ def _sent(node: Node, at_s: float) -> float:
 
 
 @in_loop
-async def test_the_process_hears_of_an_agent_now_and_then(
+async def test_the_process_learns_of_an_agent_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def turned_away(_: object, call: NodeCall) -> None:
@@ -233,6 +233,19 @@ def test_two_nodes_with_one_name_are_not_mixed_though_their_pages_never_come_tog
         seen |= {gpu.uuid for gpu in made.found.gpus} if made is not None else set()
     assert seen == {UUIDS[0]}
     assert node.left_out[ALIKE] == 4
+
+
+def test_a_source_that_goes_on_for_another_is_not_mixed_with_one_of_another_node_either() -> None:
+    node = Node()
+    node.dcgm(0.0, instance="n0:9400")
+    node.gpu(3.0)
+    for number in range(1, 9):
+        at_s = 20.0 * number
+        node.dcgm(at_s, instance="10.0.0.2:9400")
+        node.gpu(at_s + 16)
+    node.put("dcgm", "10.0.0.3:9400", 180.0, {DBE: 7.0}, UUIDS[1])
+    assert node.made(196.0) is None
+    assert node.left_out[ALIKE] == 1
 
 
 @pytest.mark.parametrize("parts", [1, 2])
