@@ -24,7 +24,8 @@ T = TypeVar("T")
 EACH_S = 5.0  # for an answer, where all clusters are asked: one that hangs must not hold up the others for long
 FILE, CLUSTER = "DROVER_CLUSTERS", "DROVER_CLUSTER"
 FILES = ("ca", "cert", "key")
-_CURRENT = re.compile(r"^current\s*=.*$", re.MULTILINE)
+_CURRENT = re.compile(r"^[ \t]*current\s*=.*$", re.MULTILINE)
+_TABLE = re.compile(r"^[ \t]*\[", re.MULTILINE)  # behind it a key is the table's; a comment may have brackets too
 
 
 def path() -> Path:
@@ -173,15 +174,18 @@ def use(name: str) -> None:
     found, file = known(), path()
     if found.find(name) is None:
         raise CliError(f"no cluster {name!r} in {file}; known are {', '.join(found.names()) or 'none'}")
+    file = file.resolve()  # a link, as people keep their settings elsewhere, stays one
     text = file.read_text("utf-8")
-    head, table, rest = text.partition("[[")
+    table = _TABLE.search(text)
+    at = len(text) if table is None else table.start()
+    head, rest = text[:at], text[at:]
     line = f'current = "{name}"'
     head = _CURRENT.sub(line, head, count=1) if _CURRENT.search(head) else f"{line}\n{head}"
     temporary = file.with_name(f".{file.name}.new")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as new:
-            new.write(head + table + rest)
+            new.write(head + rest)
             os.fchmod(new.fileno(), file.stat().st_mode & 0o7777)
         load(temporary)  # what replaces the file can be read, and says this
         temporary.replace(file)

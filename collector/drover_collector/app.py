@@ -169,7 +169,7 @@ class Detection:
             watch=PolicyWatch(None if config.policy.path is None else Path(config.policy.path)),
             boot_ms=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
             lease=leader,
-            spoke_ms=lambda: self.ingest.stats.last_seen,
+            spoke_ms=lambda: self.ingest.spoke_ms(),
             origins=ValueOrigins(
                 index,
                 forgeable.__contains__,

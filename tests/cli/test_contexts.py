@@ -225,6 +225,19 @@ def test_use_changes_one_line_and_keeps_the_rest(two, file: Path, capsys) -> Non
     assert contexts.known().current == "west"
 
 
+def test_use_leaves_a_link_and_comments_with_brackets_unchanged(two, file: Path, tmp_path: Path, capsys) -> None:
+    text = "# the [[clusters]] below are ours\n  " + file.read_text()
+    kept = tmp_path / "dotfiles.toml"
+    kept.write_text(text)
+    kept.chmod(0o600)
+    file.unlink()
+    file.symlink_to(kept)
+    said(capsys, "config", "use", "east")
+    assert file.is_symlink()
+    assert kept.read_text() == text.replace('  current = "west"', 'current = "east"')
+    assert contexts.known().current == "east"
+
+
 def test_a_file_that_others_may_read_is_refused(two, file: Path, capsys) -> None:
     file.chmod(0o644)
     _, err = said(capsys, "status", code=2)

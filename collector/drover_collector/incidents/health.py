@@ -40,8 +40,10 @@ UNHEARD_CAUSES = frozenset(
         "late",
         "maintenance",
         "pages_silent",
+        "pages_silent_common",
         "pages_without_gpus",
         "gpu_page_silent",
+        "gpu_page_silent_common",
     }
 )
 

@@ -2,14 +2,19 @@
 
 A page that is scraped, or a writer of remote_write or OTLP, must not speak for such a node: neither for its values nor
 for its GPUs. Each collector notes in the store how far it has stored each agent's lanes; that says who reports.
+
+The notes have the times of the collector that wrote them, and no two clocks need agree: a node's agent reports while
+what is noted grows, and has gone when it has not grown for a while by the clock here that is never set.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, replace
 
 from drover_collector.store import Store, StoreError
 from drover_core.model.scraped import SPOOL
@@ -17,8 +22,22 @@ from drover_core.model.scraped import SPOOL
 log = logging.getLogger(__name__)
 
 EVERY_S = 5.0  # between two reads
-# Agents send every 30 s or more often, offsets are noted every 5 s, and the clocks of collectors agree to 2 s.
-FRESH_MS = 50_000
+FRESH_MS = 50_000  # agents send every 30 s or more often, and offsets are noted every 5 s
+# What was noted so lately, by whatever clock, when a collector reads first: it waits for FRESH_MS to see a change.
+RECENT_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """How far the lanes of a node's agent are stored, together.
+
+    Attributes:
+        since_s: when it was read first. changed: less was read before it.
+    """
+
+    reached: int
+    since_s: float
+    changed: bool
 
 
 class AgentsElsewhere:
@@ -34,6 +53,7 @@ class AgentsElsewhere:
         self._is_read = False
         self._next_s = 0.0
         self._reading: asyncio.Task[None] | None = None
+        self._noted: dict[str, _Noted] = {}  # by node
         self.nodes: frozenset[str] = frozenset()
 
     def __contains__(self, node: str) -> bool:
@@ -42,15 +62,27 @@ class AgentsElsewhere:
     @property
     def is_known(self) -> bool:
         """Whether it has been read. The first to ask makes it so, some seconds later."""
-        self._is_wanted = True
+        self.ask()
         return self._is_read or not self._store.shared
+
+    def ask(self) -> None:
+        """Have it read from now on, where other collectors may write to the store."""
+        self._is_wanted = True
+
+    def spoke_ms(self) -> Mapping[str, int]:
+        """Return node -> when a newer note of its agent was read last, by the clock here."""
+        now_ms, now_s = self._now_ms(), time.monotonic()
+        return {
+            node: now_ms - round((now_s - noted.since_s) * 1000) for node, noted in self._noted.items() if noted.changed
+        }
 
     def holder(self, entity_id: int, node: str) -> str:
         """Return the other node whose agent reports this GPU to another collector; "": none."""
         if not self.nodes:
             return ""
-        holder, seen_ms = self._store.entities.registry.newest_place(entity_id)
-        is_fresh = self._now_ms() - seen_ms < FRESH_MS  # else the board was moved
+        registry = self._store.entities.registry
+        holder, seen_ms = registry.newest_place(entity_id)
+        is_fresh = registry.node_seen_ms(holder) - seen_ms < FRESH_MS  # else the board was moved
         return holder if holder != node and holder in self.nodes and is_fresh else ""
 
     def tick(self, on_read: Callable[[Set[str]], None]) -> None:
@@ -66,9 +98,26 @@ class AgentsElsewhere:
 
     async def _read(self, on_read: Callable[[Set[str]], None]) -> None:
         try:
-            self.nodes = await asyncio.to_thread(self._store.offsets.moved_since, self._now_ms() - FRESH_MS, SPOOL)
+            found = await asyncio.to_thread(self._store.offsets.newest_notes, SPOOL)
         except StoreError as error:
             log.info("Which agents report to other collectors cannot be read: %s", error)
             return
+        self._note(found)
         self._is_read = True
         on_read(self.nodes)
+
+    def _note(self, found: Mapping[str, tuple[int, int]]) -> None:
+        """Take what was read: node -> how far its lanes are, and when that was noted by a clock somewhere."""
+        now_ms, now_s = self._now_ms(), time.monotonic()
+        noted: dict[str, _Noted] = {}
+        for node, (reached, at_ms) in found.items():
+            held = self._noted.get(node)
+            if held is not None and reached <= held.reached:  # less: a spool of the past was deleted
+                noted[node] = replace(held, reached=reached)
+            elif self._is_read:
+                noted[node] = _Noted(reached, now_s, changed=True)
+            else:
+                recent = abs(now_ms - at_ms) < RECENT_MS
+                noted[node] = _Noted(reached, now_s if recent else -math.inf, changed=False)
+        self._noted = noted
+        self.nodes = frozenset(node for node, its in noted.items() if now_s - its.since_s < FRESH_MS / 1000)

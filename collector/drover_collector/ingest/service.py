@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -81,6 +82,13 @@ class IngestService:
     def has_agent(self, node: str) -> bool:
         """Return whether a node's newest stream, which may have ended, was an agent's and not of pages. Any thread."""
         return node in self._handshakes.nodes.by_agents
+
+    def spoke_ms(self) -> Mapping[str, int]:
+        """Return node -> when its newest message came, here or to another collector of this store, ms."""
+        elsewhere, here = self._handshakes.elsewhere, self.stats.last_seen
+        elsewhere.ask()
+        there = elsewhere.spoke_ms()
+        return here | {node: max(ms, here.get(node, 0)) for node, ms in there.items()} if there else here
 
     def streams(self) -> list[Session]:
         """Return the streams of all agents that have their Welcome."""

@@ -27,7 +27,12 @@ RESTARTED = re.compile(
 RESTART_MS = 1_800_000  # what has not worked by then is idle: the limit of the detector `idle`
 NO_FAULT = frozenset({IncidentKind.IDLE, IncidentKind.RISK, IncidentKind.DRIFT})
 # What keeps telemetry away. The job may be healthy, so this alone says nothing of its work.
-BLIND = frozenset({"silent", "never_came", "late", "no_telemetry", "agent_stopped", "maintenance"})
+BLIND = frozenset(
+    {
+        "silent", "never_came", "late", "no_telemetry", "agent_stopped", "maintenance", "pages_silent",
+        "pages_silent_common", "pages_without_gpus", "gpu_page_silent", "gpu_page_silent_common",
+    }
+)  # fmt: skip
 MEASURED = frozenset({IncidentKind.HANG, IncidentKind.STRAGGLER, IncidentKind.THERMAL})
 
 

@@ -75,7 +75,7 @@ class BucketTiming:
     Attributes:
         lag_ms: a bucket is read so long after its end, for data that is under way.
         wake_s: at most this long between two looks at the clock.
-        spoke_ms: node -> when the newest message of its agent came, of agents that are connected here.
+        spoke_ms: node -> when the newest message of its agent came, here or to another collector of the store.
     """
 
     lag_ms: int
@@ -184,8 +184,13 @@ class BucketLoop:
             self._ticks.troubles.pop("behind", None)
 
     def _late(self, bucket: Bucket) -> frozenset[str]:
-        """Return the nodes without a row in a bucket whose agents have sent something since its end."""
+        """Return the nodes without a row in a bucket whose agents have sent something since its end.
+
+        By a clock here that is ahead, all rows are late, and no node is silent for it.
+        """
         rows = bucket.node_rows + np.bincount(self._index.gpu_node, bucket.gpu_rows, self._index.node_count)
+        if rows.all():
+            return frozenset()
         spoke, nodes = self.spoke_ms(), self._index.nodes
         away = (nodes[n].name for n in np.flatnonzero(rows == 0).tolist())
         return frozenset(name for name in away if spoke.get(name, 0) >= bucket.end_ms)

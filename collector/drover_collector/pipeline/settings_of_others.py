@@ -1,5 +1,7 @@
 """Compare the settings of collectors that write to one store, where a difference makes Drover act otherwise.
 
+Their clocks are compared too: rows of agents come late where one is ahead.
+
 Each collector notes its own in the store every minute, and says in its troubles (`drover status`, `drover doctor`)
 where another's differ. A table `[[scrape]]` belongs to one collector, so it is no difference when others lack it.
 """
@@ -21,6 +23,7 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 60.0
 FRESH_MS = 180_000  # a collector that wrote nothing for so long is gone
+CLOCK_MS = 5_000  # clocks that differ by more are reported
 NAMED = 4  # differences in one sentence
 PAGES = "scrape."  # so begin the keys of tables of pages; their value is a digest
 REMEDY = "Give all collectors of one store the same tables, or a standby that takes over acts otherwise"
@@ -68,6 +71,41 @@ def differences(own: Mapping[str, str], others: Mapping[str, Mapping[str, str]])
     return ""
 
 
+class ClocksOfOthers:
+    """Compares clocks by when other collectors wrote last: between two looks here, so their times are between these."""
+
+    def __init__(self) -> None:
+        self._looked_ms = 0
+        self._written: dict[str, tuple[int, int]] = {}  # collector -> its own time, and the time here when it was read
+        self._off_ms: dict[str, int] = {}  # collector -> how far its clock is ahead of the clock here, at least
+
+    def compare(self, written: Mapping[str, int], now_ms: int) -> str:
+        """Return a sentence for the operator; "" where no clock is known to differ.
+
+        Args:
+            written: collector -> the time of what it wrote last, by its own clock.
+        """
+        for name, at_ms in written.items():
+            before = self._written.get(name)
+            if before is not None and before[0] == at_ms:
+                if now_ms - before[1] > FRESH_MS:
+                    self._off_ms.pop(name, None)  # it is gone
+                continue
+            self._written[name] = at_ms, now_ms
+            if before is not None:
+                self._off_ms[name] = at_ms - min(max(at_ms, self._looked_ms), now_ms)
+        self._looked_ms = now_ms
+        off = {name: ms for name, ms in self._off_ms.items() if abs(ms) > CLOCK_MS}
+        if not off:
+            return ""
+        name = max(off, key=lambda each: abs(off[each]))
+        where = "ahead of" if off[name] > 0 else "behind"
+        return (
+            f"The clock of {name} is {abs(off[name]) / 1000:.0f} s or more {where} the clock here. Set both by NTP"
+            " (chrony): until then rows of agents come late to one of the two, and their nodes are unknown to it."
+        )
+
+
 class SettingsOfOthers:
     """Run `run` until cancelled. Does nothing where the store has one collector.
 
@@ -81,7 +119,7 @@ class SettingsOfOthers:
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:  # fmt: skip
         self._store, self._name, self._settings, self._troubles = store, name, settings, troubles
-        self._now_ms = now_ms
+        self._now_ms, self._clocks = now_ms, ClocksOfOthers()
 
     async def run(self) -> None:
         while self._store.shared:
@@ -94,16 +132,19 @@ class SettingsOfOthers:
             await asyncio.sleep(EVERY_S)
 
     def compare(self) -> str:
-        """Note this collector's settings, and return what differs.
+        """Note this collector's settings, and return what differs: clocks first.
 
         Raises:
             StoreError: the store does not answer.
         """
         now_ms = self._now_ms()
         self._store.collectors.write(self._name, now_ms, self._settings)
+        written = self._store.collectors.written_ms()
+        written.pop(self._name, None)
+        clocks = self._clocks.compare(written, now_ms)
         others = self._store.collectors.newest(now_ms - FRESH_MS)
         others.pop(self._name, None)
-        return differences(self._settings, others)
+        return " ".join(filter(None, (clocks, differences(self._settings, others))))
 
     def _note(self, found: str) -> None:
         if not found:

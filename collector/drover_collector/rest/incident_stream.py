@@ -88,12 +88,14 @@ def stream(facts: ApiSnapshot, wanted: Wanted, wait: Callable[[float], bool]) ->
     else:
         sent = {i.id: i.version for i in _recent(facts) if i.updated_ms < begin_ms}
     silent_s = 0.0
+    shown: set[str] = set()  # their ends are sent too, also where they have another kind or other members by then
     while True:
         changed = [i for i in _recent(facts) if sent.get(i.id, 0) < i.version]
         for incident in sorted(changed, key=lambda i: (i.updated_ms, i.id)):
             sent[incident.id] = incident.version
-            if wanted.has(incident):
+            if wanted.has(incident) or incident.id in shown:
                 silent_s = 0.0
+                shown.add(incident.id)
                 yield _event(incident)
         if silent_s >= BEAT_S:
             silent_s = 0.0

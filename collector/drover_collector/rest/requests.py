@@ -21,19 +21,25 @@ from drover_core.times import from_iso
 from drover_proto import fleet_pb2 as pb
 
 PAGE, PAGE_MOST = 100, 1000  # items of a page
+KEYS_BEFORE = 8  # that a cursor has of items before the last of its page: so many may leave between two pages
 PARAMETERS_MOST = 1100  # a silence or a series of 1,000 targets
 TIME_FORM = "2026-11-21T06:17:00.250Z"
 INT32, UINT32 = 2**31, 2**32
 
 
 class Cursor:
-    """Where the next page begins: behind an item, or at a place in the list if that item has left it."""
+    """Where the next page begins: behind an item, or behind the one before it if that item has left the list.
 
-    def __init__(self, place: int, key: str) -> None:
-        self.place, self.key = place, key
+    Args:
+        place: behind the item, in the list of that time.
+        before: keys of some items before it, the nearest first.
+    """
+
+    def __init__(self, place: int, key: str, before: Sequence[str] = ()) -> None:
+        self.place, self.key, self.before = place, key, tuple(before[:KEYS_BEFORE])
 
     def __str__(self) -> str:
-        return base64.urlsafe_b64encode(json.dumps([self.place, self.key]).encode()).decode().rstrip("=")
+        return base64.urlsafe_b64encode(json.dumps([self.place, self.key, *self.before]).encode()).decode().rstrip("=")
 
     @classmethod
     def parse(cls, text: str, most: int) -> Cursor:
@@ -42,12 +48,14 @@ class Cursor:
             RefusalError: it is none.
         """
         try:
-            place, key = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-            if isinstance(place, bool) or not isinstance(place, int) or not isinstance(key, str):
+            place, key, *before = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+            if isinstance(place, bool) or not isinstance(place, int):
+                raise ValueError(text)
+            if not all(isinstance(each, str) for each in (key, *before)):
                 raise ValueError(text)
         except (ValueError, TypeError, binascii.Error, RecursionError):
             raise bad_argument("cursor: give the next_cursor of a page unchanged") from None
-        return cls(min(max(place, 0), most), key)
+        return cls(min(max(place, 0), most), key, before)
 
 
 def parameters(query: str) -> dict[str, list[str]]:

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING = 6  # messages of one node that ingest has not taken: a minute of rounds; the oldest go
 AGAIN_S = 60.0  # until a node whose agent is connected is tried again
+AGENT_AGAIN_S = 600.0  # until the process is reminded that a node has an agent
 RETRY_S = 5.0  # after another refusal, and until the process is started again
 SILENT_S = 60.0  # without a word of the process, until it is started again
 NAMED = 3
@@ -140,6 +141,7 @@ class NodeFeed:
         self._task: asyncio.Task[None] | None = None
         self._next_s = 0.0
         self.has_agent = False
+        self.noted_s = -AGENT_AGAIN_S  # when the process was reminded of the agent
 
     def put(self, kind: bytes, message: bytes) -> int:
         """Take a message. Return how many were dropped."""
@@ -232,6 +234,11 @@ class Writes:
     def begin(self, to: asyncio.StreamWriter) -> None:
         self._to, self._loop = to, asyncio.get_running_loop()
 
+    def note_agent(self, node: str) -> None:
+        """Say that a node has an agent."""
+        if self._to is not None:
+            self._to.write(frames.pack(frames.AGENT, node, b""))
+
     def answered(self, number: str, message: bytes) -> None:
         answer = self._waiting.get(number)
         if answer is not None and not answer.done():
@@ -306,6 +313,8 @@ class ScrapeFeed:
             process.stdin.write(json.dumps(settings).encode() + b"\n")
             await process.stdin.drain()
             self._writes.begin(process.stdin)
+            for feed in self._nodes.values():
+                feed.noted_s = -AGENT_AGAIN_S  # this process does not know it
             while True:
                 async with asyncio.timeout(SILENT_S):  # it says how it is each few seconds
                     frame = await frames.read(process.stdout)
@@ -336,6 +345,9 @@ class ScrapeFeed:
         if feed is None:
             feed = self._nodes[node] = NodeFeed(node, self._handler)
         self.state.dropped += feed.put(kind, message)
+        if feed.has_agent and time.monotonic() - feed.noted_s >= AGENT_AGAIN_S:
+            feed.noted_s = time.monotonic()
+            self._writes.note_agent(node)
 
     async def close(self) -> None:
         for feed in self._nodes.values():

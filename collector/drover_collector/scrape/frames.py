@@ -8,6 +8,7 @@ import struct
 _HEAD = struct.Struct(">cHI")
 HELLO, BATCH, RECORD, STATE = b"H", b"B", b"R", b"S"
 GONE = b"G"  # a node is not read any more
+AGENT = b"N"  # to the process: the node has an agent, which is used instead
 # Requests to the process, and its answer; named by a number, not a node. An OTLP request begins with its form.
 WRITE, OTLP, ANSWER = b"W", b"O", b"A"
 MAX_FRAME = (4 << 20) + 64

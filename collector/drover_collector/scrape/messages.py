@@ -74,6 +74,11 @@ class NodeMessages:
             self.hello = self._hello(ts_ms)
         return fresh, batch.SerializeToString(), records
 
+    def follow(self, other: NodeMessages) -> None:
+        """Go on in the node's stream behind `other`: numbers grow, and the Hello is said again, for indexes differ."""
+        self._seq = max(self._seq, other._seq)
+        self.hello = pb.AgentMessage()
+
     def stopped(self, ts_ms: int) -> bytes:
         """Return the record that the node's pages are not read any more, as an agent says it that is stopped."""
         self._seq = max(ts_ms, self._seq + 1)

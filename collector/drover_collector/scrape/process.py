@@ -24,6 +24,7 @@ from drover_collector.scrape.fetch import FetchError, fetch
 from drover_collector.scrape.mapping import Found, PageMapper
 from drover_collector.scrape.messages import NodeMessages
 from drover_collector.scrape.otlp_in import Answer, Form, OtlpTaker
+from drover_collector.scrape.precedence import ALIKE, Precedence
 from drover_collector.scrape.received import Received
 from drover_collector.scrape.settings import (
     MAX_TARGETS,
@@ -93,6 +94,8 @@ class Scraper:
         self._contexts = {c.name: ssl.create_default_context(cafile=c.ca_file) if c.tls else None for c in configs}
         self._nodes: dict[str, NodeState] = {}
         self._leaving: dict[str, tuple[float, NodeMessages]] = {}  # taken off the lists: since when
+        self._speaks: dict[str, NodeMessages] = {}  # node -> whose Hello ingest had last
+        self._precedences = {} if received is None else received.precedences
         self._open = asyncio.Semaphore(MAX_OPEN)
         self._read = self._failed = self._left_out = 0
 
@@ -117,7 +120,7 @@ class Scraper:
             self._write_round(made.node, made.messages, made.found, made.tables, made.down)
         for node in self._received.forget(time.monotonic()):
             if node not in self._nodes:
-                _write(frames.GONE, node, b"")
+                self._end(node)
 
     def _update(self) -> None:
         """Begin and end the tasks of nodes as the lists of targets say."""
@@ -151,7 +154,16 @@ class Scraper:
         if self._received is not None and node in self._received.nodes:
             return  # its values are sent instead
         _write(frames.RECORD, node, messages.stopped(time.time_ns() // 1_000_000))
+        self._end(node)
+
+    def _end(self, node: str) -> None:
+        self._speaks.pop(node, None)
+        self._precedences.pop(node, None)
         _write(frames.GONE, node, b"")
+
+    def note_agent(self, node: str) -> None:
+        """Note that ingest uses the node's agent instead."""
+        self._precedences.setdefault(node, Precedence()).note_agent(time.monotonic())
 
     async def _read_forever(self, node: str, state: NodeState) -> None:
         # Nodes are spread over the interval by their names, the same after each start.
@@ -165,13 +177,20 @@ class Scraper:
             await self._round(node, state)
 
     async def _round(self, node: str, state: NodeState) -> None:
-        pages = list(state.pages.values())
-        results = await asyncio.gather(*(self._page(page) for page in pages))
-        found, tables = Found(), []
-        for page, result in zip(pages, results, strict=True):
-            if result is not None:
-                found.add(result)
-                tables.append(page.table)
+        pages = list(state.pages.items())
+        results = await asyncio.gather(*(self._page(page) for _, page in pages))
+        found, tables, now_s = Found(), [], time.monotonic()
+        precedence = self._precedences.setdefault(node, Precedence())
+        for (key, page), result in zip(pages, results, strict=True):
+            if result is None:
+                continue
+            if precedence.is_alike(key, result, now_s):
+                page.failures, page.since_s = FAILING, page.since_s or time.time()
+                page.trouble = f"left out: it is {ALIKE}"
+                continue
+            precedence.keep(key, page.table, result, now_s)
+            found.add(result)
+            tables.append(page.table)
         if not tables:
             return  # the node is silent: no row of its own could be taken for its health
         self._write_round(node, state.messages, found, tables, len(pages) - len(tables))
@@ -180,6 +199,10 @@ class Scraper:
         self, node: str, messages: NodeMessages, found: Found, tables: list[Table], down: int
     ) -> None:  # fmt: skip
         now_ms = time.time_ns() // 1_000_000
+        before = self._speaks.get(node)
+        if before is not None and before is not messages:  # it was read before, and is sent now, or the other way
+            messages.follow(before)
+        self._speaks[node] = messages
         fresh, batch, records = messages.add(now_ms, found, tables, len(tables), down)
         if fresh:
             _write(frames.HELLO, node, messages.hello.SerializeToString())
@@ -295,11 +318,14 @@ def _takers(settings: Mapping[str, Mapping[str, Any]]) -> Takers:
     return Takers(WriteInConfig(**known("remote_write")), OtlpInConfig(**known("otlp")))
 
 
-async def _answer_requests(reader: asyncio.StreamReader, takers: Takers) -> None:
+async def _answer_requests(reader: asyncio.StreamReader, takers: Takers, scraper: Scraper) -> None:
     """Answer requests until the collector stops."""
     with contextlib.suppress(asyncio.IncompleteReadError):
         while True:
             kind, number, message = await frames.read(reader)
+            if kind == frames.AGENT:
+                scraper.note_agent(number)
+                continue
             _write(frames.ANSWER, number, json.dumps(asdict(takers.answer(kind, message))).encode())
             await asyncio.sleep(0)  # requests that are here already must not hold up the pages that are read
 
@@ -315,7 +341,7 @@ async def _main() -> None:
     takers = _takers(settings)
     scraper = Scraper(configs_of(settings["scrape"]), takers.received)
     scraping = asyncio.create_task(scraper.run())
-    ended = asyncio.create_task(_answer_requests(reader, takers))  # the collector has stopped
+    ended = asyncio.create_task(_answer_requests(reader, takers, scraper))  # the collector has stopped
     await asyncio.wait({scraping, ended}, return_when=asyncio.FIRST_COMPLETED)
     if scraping.done():
         scraping.result()

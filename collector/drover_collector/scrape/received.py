@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from drover_collector.scrape.mapping import CLOCK_MS, Found, PageMapper
 from drover_collector.scrape.messages import NodeMessages
+from drover_collector.scrape.precedence import ALIKE, COUNTED, Precedence
 from drover_collector.scrape.settings import MAX_TARGETS
 from drover_collector.scrape.tables import Table
 from drover_core.metrics.prometheus_text import MAX_SAMPLES, ExpositionError, Sample
@@ -28,11 +29,11 @@ MAX_WAITING = 4_000_000  # samples that wait for their page to be whole, some 10
 MAX_REASONS = 100  # why samples are not used; what a page says of itself may be one
 MAX_LABEL_SETS = 100_000  # that series share
 MAX_SHARED_BYTES = 512 << 20  # of these
-STALE, OLD, NAMELESS, MANY = (
+STALE, OLD, NAMELESS, MANY, AGAIN = (
     "a minute or more off the collector's clock", "not newer than the page before",
     "no label names the node", "above a limit of one page, node or fleet",
+    "sent again, as a sender does that got no answer in time: each counts once",
 )  # fmt: skip
-ALIKE = "of an exporter whose GPUs are others than another's in the same slots: do two nodes have one name?"
 
 Labels = Mapping[str, str]
 
@@ -44,6 +45,17 @@ class Page:
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     count: int = 0
     restarted: list[tuple[str, Labels]] = field(default_factory=list)  # series that were reset since the page before
+
+    def drop_repeats(self) -> int:
+        """Leave out samples that came again with the same value. Return how many. With another value they stay."""
+        dropped = 0
+        for name, found in self.samples.items():
+            if len({id(labels) for labels, _ in found}) == len(found):
+                continue
+            once = {(id(labels), repr(value)): (labels, value) for labels, value in reversed(found)}
+            dropped += len(found) - len(once)
+            self.samples[name] = list(reversed(once.values()))
+        return dropped
 
 
 @dataclass(slots=True)
@@ -102,6 +114,7 @@ class Received:
     Attributes:
         left_out: why samples were not used -> how many, since the start.
         changes: grows when sources were forgotten: a Series of before is of no use.
+        precedences: of nodes; also of those whose pages are read.
     """
 
     def __init__(self) -> None:
@@ -110,6 +123,7 @@ class Received:
         self._waiting = 0  # samples of pages that are not whole
         self.nodes: dict[str, ReceivedNode] = {}
         self.left_out: Counter[str] = Counter()
+        self.precedences: dict[str, Precedence] = {}
         self.pages = self.failed = self.changes = 0
 
     @property
@@ -240,18 +254,23 @@ class Received:
         if waiting and now_s - first_s < WAITS_S:
             return None
         found, tables = Found(), []
+        precedence = self.precedences.setdefault(name, Precedence())
         for key, stamps in ready.items():
             source = node.sources[key]
             mapped = self._mapped(source, stamps)
             if mapped is None:
                 continue
-            if _clash(found, mapped):
+            if precedence.is_alike(key, mapped, now_s):
                 self.leave_out(ALIKE)
                 continue
+            kept_back = precedence.keep(key, source.table, mapped, now_s)
+            if kept_back and len(ready) == 1:  # else the other gave it in this round
+                self.leave_out(COUNTED, kept_back)
             found.add(mapped)
             tables.append(source.table)
         for key in self._replaced(node, now_s):
             del node.sources[key]
+            precedence.drop(key)
             self.changes += 1
         return Round(name, node.messages, found, tables, len(node.sources) - len(tables)) if tables else None
 
@@ -268,6 +287,8 @@ class Received:
             source.newest_ms = max(source.newest_ms, ts_ms)
             if page.restarted:
                 source.mapper.forget(page.restarted)
+            if again := page.drop_repeats():
+                self.leave_out(AGAIN, again)
             try:
                 newest = source.mapper.map(page.samples, ts_ms)
             except ExpositionError as error:  # a part of a page without any value
@@ -281,9 +302,3 @@ class Received:
                 newest.add(together)
             together = newest
         return together
-
-
-def _clash(first: Found, second: Found) -> bool:
-    """Return whether two exporters of a node name different GPUs in one slot, as those of two nodes would."""
-    known = {gpu.slot: gpu.uuid for gpu in first.gpus if gpu.uuid}
-    return any(gpu.uuid and known.get(gpu.slot, gpu.uuid) != gpu.uuid for gpu in second.gpus)

@@ -60,9 +60,12 @@ def node_of_instance(text: str, short: bool = False) -> str:
     this host to its sender, as to a Collector on each node."""
     match = _TARGET.fullmatch(text)
     host = "" if match is None else match["host"].strip("[]")
-    if host in THIS_HOST or host.startswith("127."):
-        return ""
-    return node_name(host, short=short)
+    return "" if is_this_host(host) else node_name(host, short=short)
+
+
+def is_this_host(host: str) -> bool:
+    """Return whether a sender means its own machine: many senders would speak for one node of this name."""
+    return host in THIS_HOST or host.startswith("127.")
 
 
 def _short(host: str, short: bool) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from drover_collector.scrape.mapping import PageMapper
 from drover_collector.scrape.received import MANY, MAX_WAITING, NAMELESS, Received, Series
 from drover_collector.scrape.remote_write import Reader, unpack
-from drover_collector.scrape.settings import WriteInConfig, node_name
+from drover_collector.scrape.settings import WriteInConfig, is_this_host, node_name
 from drover_collector.scrape.tables import Table, table
 from drover_collector.scrape.wire import WriteError
 
@@ -66,4 +66,6 @@ class WriteTaker:
         return series
 
     def _node(self, label: str, labels: Mapping[str, str]) -> str:
-        return node_name(labels.get(label, ""), with_port=label == "instance", short=self._config.short_names)
+        text, short = labels.get(label, ""), self._config.short_names
+        node = node_name(text, with_port=label == "instance", short=short)
+        return "" if label == "instance" and is_this_host(node) else node

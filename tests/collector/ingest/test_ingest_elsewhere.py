@@ -9,10 +9,11 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
-from drover_collector.ingest.agents_elsewhere import FRESH_MS, AgentsElsewhere
+from drover_collector.ingest.agents_elsewhere import AgentsElsewhere
 from drover_collector.ingest.limits import Limits
 from drover_collector.ingest.ownership import NodeOwnership
 from drover_collector.ingest.session import Session
@@ -38,17 +39,19 @@ def _now_ms() -> int:
 
 
 class Written:
-    """What one collector takes of a writer, for one node."""
+    """What one collector takes of a writer, for one node. `ahead_ms`: that collector's clock is, of the real time."""
 
-    def __init__(self, collector: Collector, node: str) -> None:
+    def __init__(self, collector: Collector, node: str, ahead_ms: int = 0) -> None:
         (handler,) = collector.ingest.methods().values()
+        self.ahead_ms = ahead_ms
         self.feed, self.messages, self.mapper = NodeFeed(node, handler), NodeMessages(node), PageMapper(table("dcgm"))
 
     def send(self, page: str = PAGE) -> None:
         """Send a page, at once also after a refusal."""
         self.feed._next_s = 0.0
-        found = self.mapper.read(page, _now_ms())
-        fresh, data, records = self.messages.add(_now_ms(), found, [table("dcgm")], 1, 0)
+        now_ms = _now_ms() + self.ahead_ms
+        found = self.mapper.read(page, now_ms)
+        fresh, data, records = self.messages.add(now_ms, found, [table("dcgm")], 1, 0)
         if fresh:
             self.feed.put(frames.HELLO, self.messages.hello.SerializeToString())
         for record in records:
@@ -90,8 +93,8 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drover_collector.ingest.agents_elsewhere.EVERY_S", 0.05)
 
 
-def _stored(store: Store, node: str) -> set[str]:
-    found = store.samples.latest_values(node, _now_ms() + 1000)
+def _stored(store: Store, node: str, ahead_ms: int = 0) -> set[str]:
+    found = store.samples.latest_values(node, _now_ms() + 1000 + max(0, ahead_ms))
     return {metric for (scope, _, _), values in found.items() for metric in values if scope is not Scope.LINK}
 
 
@@ -103,7 +106,7 @@ async def test_a_writer_cannot_speak_for_a_node_whose_agent_reports_to_another_c
         async with home.agent(_agent_of("n1")) as agent:
             await agent.send(batch=_rows(1))
             await agent.until_held(LIVE, 1)
-            await until(lambda: "n1" in store.offsets.moved_since(_now_ms() - 10_000, "scrape"))
+            await until(lambda: "n1" in store.offsets.newest_notes("scrape"))
             written = Written(other, "n1")
             written.send()
             await until(lambda: other.ingest._handshakes.elsewhere.is_known)
@@ -136,9 +139,9 @@ async def test_a_writer_is_cut_off_when_the_agent_comes_to_another_collector_and
             written.send()
             await until(lambda: written.feed._call is None)
             assert other.ingest.stats.rows == rows
-        other.now_ms += 60_000  # nothing was noted of the agent for a minute
+        monkeypatch.setattr("drover_collector.ingest.agents_elsewhere.FRESH_MS", 500)  # nothing was noted for longer
         await until(lambda: "n1" not in other.ingest._handshakes.elsewhere)
-        for _ in range(200):  # the first stream may end because the clock was set
+        for _ in range(200):
             written.send()
             await asyncio.sleep(0.1)
             if other.ingest.stats.rows > rows:
@@ -155,7 +158,7 @@ async def test_a_writer_cannot_take_a_gpu_from_a_node_whose_agent_reports_to_ano
         async with home.agent(_agent_of("n1")) as agent:
             await agent.send(batch=_rows(1))
             await agent.until_held(LIVE, 1)
-            await until(lambda: "n1" in store.offsets.moved_since(_now_ms() - 10_000, "scrape"))
+            await until(lambda: "n1" in store.offsets.newest_notes("scrape"))
             written = Written(other, "n2")  # a node without an agent
             written.send()
             await until(lambda: other.ingest._handshakes.elsewhere.is_known)
@@ -169,14 +172,15 @@ async def test_a_writer_cannot_take_a_gpu_from_a_node_whose_agent_reports_to_ano
 
 
 @in_loop
-async def test_a_board_that_was_moved_to_a_node_without_an_agent_is_taken_there(store: Store, shared: None) -> None:
+async def test_a_board_that_was_moved_to_a_node_without_an_agent_is_taken_there(
+    store: Store, shared: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now_ms = _now_ms()
     async with Collector(store, QUICK, now_ms) as home, home.agent(_agent_of("n1")) as agent:
         await agent.send(batch=_rows(1))
         await agent.until_held(LIVE, 1)
-        await until(lambda: "n1" in store.offsets.moved_since(now_ms - 10_000, "scrape"))
-        clock_ms = [_now_ms()]
-        elsewhere = AgentsElsewhere(store, lambda: clock_ms[0])
+        await until(lambda: "n1" in store.offsets.newest_notes("scrape"))
+        elsewhere = AgentsElsewhere(store, _now_ms)
         assert not elsewhere.is_known
         read: list[object] = []
         elsewhere.tick(read.append)
@@ -184,8 +188,55 @@ async def test_a_board_that_was_moved_to_a_node_without_an_agent_is_taken_there(
         assert elsewhere.is_known and "n1" in elsewhere
         (id_,) = (row.entity_id for row in store.entities.registry.gpus() if row.key == "GPU-a")
         assert (elsewhere.holder(id_, "n2"), elsewhere.holder(id_, "n1")) == ("n1", "")
-        clock_ms[0] += FRESH_MS + 1_000  # the agent reports still, and not this GPU
+        monkeypatch.setattr("drover_collector.ingest.agents_elsewhere.FRESH_MS", 300)
+        await asyncio.sleep(0.4)
+        await agent.send(batch=batch(2, block([(_now_ms(), 2, (300.0, 50.0))])))  # it reports, and not this GPU
+        await agent.until_held(LIVE, 2)
         assert elsewhere.holder(id_, "n2") == ""
+
+
+@in_loop
+@pytest.mark.parametrize("ahead_ms", [120_000, -120_000])
+async def test_no_clock_of_a_collector_takes_the_agents_of_another_for_gone(
+    store: Store, shared: None, ahead_ms: int
+) -> None:
+    """Pages would feed the node's series next to its agent, and where that collector is the active one, which then
+    sees no row in time, the node would be silent to it.
+    """
+    async with (
+        Collector(store, QUICK, _now_ms()) as home,
+        Collector(store, QUICK, _now_ms() + ahead_ms) as other,
+        home.agent(_agent_of("n1")) as agent,
+    ):
+        seqs = count(1)
+
+        async def report() -> None:
+            number = next(seqs)
+            await agent.send(batch=_rows(number))
+            await agent.until_held(LIVE, number)
+            other.now_ms = _now_ms() + ahead_ms
+
+        elsewhere = other.ingest._handshakes.elsewhere
+        same, moved = Written(other, "n1", ahead_ms), Written(other, "n2", ahead_ms)
+        for _ in range(100):
+            await report()
+            if elsewhere.is_known:
+                break
+        for _ in range(4):
+            await report()
+            same.send()
+            moved.send()
+            await asyncio.sleep(0.1)
+        await until(lambda: same.feed.has_agent and same.feed._call is None)
+        assert "exporters_up" not in _stored(store, "n1", ahead_ms)
+        assert _homes(store) == ["n1"]
+        for _ in range(100):
+            await report()
+            if other.ingest.spoke_ms().get("n1", 0) > other.now_ms - 10_000:
+                break
+        assert other.ingest.spoke_ms()["n1"] > other.now_ms - 10_000  # so that its rows are late, and it is not silent
+        await same.feed.close()
+        await moved.feed.close()
 
 
 @in_loop
@@ -296,12 +347,34 @@ async def test_a_writer_that_names_many_nodes_leaves_room_for_agents(
             await written.feed.close()
 
 
+def test_a_spool_of_the_past_that_is_deleted_is_no_word_of_an_agent(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention deletes it a month after: a node that is dead since then would be late, and not silent, for a while."""
+    monkeypatch.setattr("drover_collector.ingest.agents_elsewhere.FRESH_MS", -1)  # all has gone, unless it grows
+    elsewhere = AgentsElsewhere(store, _now_ms)
+
+    def read() -> None:
+        elsewhere._note(store.offsets.newest_notes("scrape"))
+        elsewhere._is_read = True
+
+    store.offsets.write({("n1", "old"): {0: 7}, ("n1", "new"): {0: 3, 1: 4}, ("n2", "a"): {0: 1}})
+    read()
+    assert elsewhere.spoke_ms() == {}  # when it grew is not known
+    store.clients.command("DELETE FROM lane_seqs WHERE spool = 'old'")
+    read()
+    assert elsewhere.spoke_ms() == {}
+    store.offsets.write({("n1", "new"): {0: 4}})
+    read()
+    assert set(elsewhere.spoke_ms()) == {"n1"}
+
+
 @in_loop
 async def test_one_collector_alone_asks_the_store_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(*_: object) -> frozenset[str]:
+    def asked(*_: object) -> dict[str, tuple[int, int]]:
         raise AssertionError("the store was asked")
 
-    monkeypatch.setattr(type(store.offsets), "moved_since", asked)
+    monkeypatch.setattr(type(store.offsets), "newest_notes", asked)
     async with Collector(store, QUICK, _now_ms()) as collector:
         written = Written(collector, "n2")
         written.send()

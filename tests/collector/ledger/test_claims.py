@@ -98,7 +98,7 @@ def test_missing_telemetry_is_unknown_also_in_a_restart() -> None:
     assert minutes(found) == {"useful": 200, "lost": 10, "waiting": 30, "unknown": 160}
 
 
-@pytest.mark.parametrize("cause", ["silent", "no_telemetry", "late"])
+@pytest.mark.parametrize("cause", ["silent", "no_telemetry", "late", "pages_silent", "gpu_page_silent_common"])
 def test_a_node_that_is_silent_while_its_job_goes_on_is_unknown(cause: str) -> None:
     quiet = incident("liveness", cause, members=[("n1", None)], lost_ms=70 * 2 * MINUTE, since_ms=50 * MINUTE)
     found = facts([quiet], ((0, 120, 0),), ((0, 50, WORKING),))

@@ -88,6 +88,31 @@ def test_a_collector_that_is_gone_is_not_compared(store: Store) -> None:
     assert own.compare() == ""
 
 
+@pytest.mark.parametrize("off_ms", [-90_000, 0, 1_500, 7_000, 90_000])
+def test_a_clock_that_differs_is_named(store: Store, off_ms: int) -> None:
+    now_ms = [T0]
+    own = SettingsOfOthers(store, "c1:7301", _settings(), {}, lambda: now_ms[0])
+    other = SettingsOfOthers(store, "c2:7301", _settings(), {}, lambda: now_ms[0] + off_ms)
+    texts = []
+    for _ in range(4):
+        other.compare()
+        texts.append(own.compare())
+        now_ms[0] += 60_000
+    assert texts[0] == ""  # who has written before the first look may be gone
+    if abs(off_ms) < 5_000:
+        assert set(texts) == {""}
+    elif off_ms > 0:
+        assert all(
+            text.startswith(f"The clock of c2:7301 is {off_ms // 1000} s or more ahead of the clock here.")
+            for text in texts[1:]
+        )
+    else:  # it wrote right before this look, and may have done so right after the last
+        assert all(text.startswith("The clock of c2:7301 is 30 s or more behind the clock here.") for text in texts[1:])
+    now_ms[0] += 2 * FRESH_MS
+    own.compare()
+    assert own.compare() == ""  # it has written nothing for long
+
+
 @in_loop
 async def test_the_difference_is_shown_until_the_settings_are_equal(
     store: Store, monkeypatch: pytest.MonkeyPatch

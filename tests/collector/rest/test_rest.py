@@ -33,6 +33,7 @@ from drover_collector.rest.problems import ProblemError
 from drover_collector.rest.requests import Cursor
 from drover_collector.rest.routes import ROOT, ROUTES, STREAM, Paging, Route
 from drover_collector.rest.server import RestServer
+from drover_core.model.events import IncidentKind
 from drover_proto import fleet_pb2 as pb
 from testbed.certificates import Files, Fleet
 from testbed.fleet_served import NOW, T0
@@ -114,8 +115,26 @@ def test_a_page_begins_behind_the_item_before_it_also_when_that_has_moved_or_lef
     paging = Paging("nodes", ("name",), 100)
     reply = {"nodes": [{"name": name} for name in "xabcd"]}  # x came in front
     assert page_of(paging, reply, Cursor(2, "b"), 2)["nodes"] == [{"name": "c"}, {"name": "d"}]
-    assert page_of(paging, reply, Cursor(2, "gone"), 2)["nodes"] == [{"name": "b"}, {"name": "c"}]
+    assert page_of(paging, reply, Cursor(2, "gone", ["a"]), 2)["nodes"] == [{"name": "b"}, {"name": "c"}]
+    assert page_of(paging, reply, Cursor(2, "gone", ["left"]), 2)["nodes"] == [{"name": "x"}, {"name": "a"}]
     assert page_of(paging, reply, Cursor(2, "b"), 2)["next_cursor"] is None
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 20])
+def test_no_page_leaves_out_an_item_when_items_of_the_page_before_leave_the_list(size: int) -> None:
+    """Incidents that close between two pages; the others move forward."""
+    paging, names = Paging("nodes", ("name",), 1000), [f"n{number:03}" for number in range(100)]
+    seen, cursor = [], None
+    while True:
+        page = page_of(paging, {"nodes": [{"name": name} for name in names]}, cursor, size)
+        seen += [node["name"] for node in page["nodes"]]
+        if page["next_cursor"] is None:
+            break
+        for name in seen[-2:]:  # also the last one
+            if name in names:
+                names.remove(name)
+        cursor = Cursor.parse(page["next_cursor"], 1000)
+    assert set(seen) == {f"n{number:03}" for number in range(100)}
 
 
 def test_filters(rest: Rest) -> None:
@@ -261,6 +280,26 @@ def test_a_stream_begins_with_open_incidents_and_sends_changes(rest: Rest) -> No
         while not line.startswith(b"data:"):
             line = response.readline()
         assert json.loads(line.removeprefix(b"data: "))["summary"] == "changed"
+    finally:
+        pipeline.incidents = before
+        response.close()
+
+
+def test_a_stream_with_a_filter_also_has_the_end_of_what_it_has_shown(rest: Rest) -> None:
+    """A more serious cause changes an incident's kind. Who has seen it open must not hold it open for ever."""
+    incident = rest.parts.incident
+    response, lines = lines_of(rest, {}, f"?kind={incident.kind}")
+    assert json.loads(lines[-1].removeprefix("data: "))["id"] == incident.id
+    other = next(kind for kind in IncidentKind if kind != incident.kind)
+    # A test before this one may have had a version above that of the incident.
+    changed = replace(incident, version=incident.version + 9, updated_ms=NOW, kind=other, summary="of another kind")
+    pipeline, before = rest.parts.pipeline, rest.parts.pipeline.incidents
+    pipeline.incidents = {**before, incident.id: changed}
+    try:
+        line = b""
+        while not line.startswith((b"data:", b": still")):
+            line = response.readline()
+        assert json.loads(line.removeprefix(b"data: "))["summary"] == "of another kind"
     finally:
         pipeline.incidents = before
         response.close()

@@ -121,6 +121,82 @@ def test_a_page_of_gpus_that_cannot_be_read_loses_no_gpu() -> None:
     assert _findings(40, without_page) == []
 
 
+def _many(buckets: int, away: Callable[[int], list[int]], all_pages: bool, restart_at: int = 0) -> list[list[Finding]]:
+    """Play 40 scraped nodes.
+
+    Args:
+        away: whose pages are not read in a bucket: all of them, or that of the GPUs alone.
+        restart_at: the bucket before which the collector starts again, with what was open; 0: it does not.
+    """
+
+    def played(number: int, gpu: Columns, node: Columns) -> None:
+        node["exporters_up"], node["exporters_down"] = np.full(40, 2.0), np.zeros(40)
+        del gpu["power_w"]
+        if not all_pages:
+            for n in away(number):
+                node["exporters_up"][n] = node["exporters_down"][n] = 1.0
+                for column in gpu.values():
+                    column[8 * n : 8 * n + 8] = np.nan
+
+    found: list[list[Finding]] = []
+    state = None
+    windows = play(small_fleet(40), buckets, played, away if all_pages else lambda _: [])
+    for number, (window, now_ms) in enumerate(windows):
+        if number and number == restart_at:
+            open_ = [opened(f, (f.scope, f.node or "", None), f.ts_ms).incident for f in found[-1]]
+            state = liveness.restored(open_, window.index, window.newest.start_ms)
+        new, state = liveness.detect(window, state, now_ms)
+        found.append(new)
+    return found
+
+
+@pytest.mark.parametrize(("all_pages", "cause"), [(True, "pages_silent"), (False, "gpu_page_silent")])
+def test_pages_of_many_nodes_that_fall_silent_at_once_are_one_finding_and_no_drain(all_pages: bool, cause: str) -> None:
+    """A new version of an exporter, or a network that breaks."""
+    found = _many(60, lambda n: [2, *range(10, 22)] if n >= 8 else [], all_pages)
+    (many,) = {(f.cause, f.scope, f.node, len(f.members)) for new in found for f in new}
+    assert many == (f"{cause}_common", "rack", None, 13)
+    assert not [f for new in found for f in new if f.action in DRAINS or f.cleared]
+    assert len(found[-1]) == 1 and found[-1][0].severity is Severity.WARNING
+    few = _many(60, lambda n: [2, 10, 20] if n >= 8 else [], all_pages)
+    assert {(f.cause, f.node) for new in few for f in new} == {(cause, f"n{n}") for n in ("02", "10", "20")}
+
+
+@pytest.mark.parametrize(("all_pages", "cause"), [(True, "pages_silent"), (False, "gpu_page_silent")])
+def test_nodes_whose_pages_fall_silent_one_by_one_stay_apart_and_join_those_of_their_time(
+    all_pages: bool, cause: str
+) -> None:
+    def away(number: int) -> list[int]:
+        alone = [2] if number >= 8 else []
+        upgraded = [10 + n for n in range(12) if 90 + 6 * n <= number < 230 + 6 * n]  # one a minute, and back
+        return alone + upgraded
+
+    found = _many(330, away, all_pages)
+    newest = {(f.cause, f.node) for f in found[-1]}
+    assert newest == {(cause, "n02")}  # what began before them is a fault of its own, and goes on
+    ever = {f.cause for new in found for f in new}
+    assert ever == {cause, f"{cause}_common"}
+    largest = max(len(f.members) for new in found for f in new)
+    assert 8 <= largest <= 12
+    whose = {name for new in found for f in new for name, _ in f.members if f.cause == f"{cause}_common"}
+    assert "n02" not in whose
+    ends = [f for new in found for f in new if f.cleared and f.cause == f"{cause}_common"]
+    assert len(ends) == 1
+    at = next(number for number, new in enumerate(found) if any(f.cause == f"{cause}_common" for f in new))
+    assert {f.node for f in found[at] if f.cause == cause and not f.cleared} == {"n02"}  # none is said twice
+
+
+@pytest.mark.parametrize("all_pages", [True, False])
+def test_many_silent_pages_are_still_that_after_a_restart(all_pages: bool) -> None:
+    """Else their silence would be that of agents, which asks for drains."""
+    found = _many(110, lambda n: list(range(10, 22)) if n >= 8 else [], all_pages, restart_at=60)
+    assert len(found[59]) == 1
+    assert {(f.cause, f.action, f.cleared, len(f.members)) for new in found[59:] for f in new} == {
+        (found[59][0].cause, RecommendedAction.ADVISE, False, 12)
+    }
+    assert all(found[59:])  # it does not end in between
+
+
 def test_a_gpu_that_a_page_no_longer_has_is_lost() -> None:
     def without_gpu(number: int, gpu: Columns, node: Columns) -> None:
         _scraped(number, gpu, node)

@@ -15,7 +15,8 @@ from drover_collector.scrape.forgeable import ForgeablePages
 from drover_collector.scrape.gpu_ids import GpuId
 from drover_collector.scrape.mapping import PageMapper
 from drover_collector.scrape.otlp_in import DELTA, NO_NUMBER, Answer, Form, OtlpTaker
-from drover_collector.scrape.received import ALIKE, NAMELESS, OLD, STALE, Received, Round
+from drover_collector.scrape.precedence import ALIKE, SETTLES_S
+from drover_collector.scrape.received import NAMELESS, OLD, STALE, Received, Round
 from drover_collector.scrape.settings import OtlpInConfig
 from drover_collector.scrape.tables import table
 from drover_core.metrics.prometheus_text import parse
@@ -149,8 +150,11 @@ def test_two_nodes_that_are_named_alike_are_not_mixed() -> None:
 
 def test_the_conventions_for_hardware_are_mapped_and_what_one_point_says_of_a_gpu_holds_for_all() -> None:
     received = Otlp()
-    assert received.send(hw(), resource={"host.name": "n7", "service.instance.id": "c0ffee"}) == Answer(200)
-    made = received.one_round(3.0)
+    sender = {"host.name": "n7", "service.instance.id": "c0ffee"}
+    assert received.send(hw(), resource=sender) == Answer(200)
+    assert "ecc_dram_uncorrected" not in next(iter(received.one_round(3.0).found.gpus.values()))  # a page may come
+    assert received.send(hw(), T0 + 60_000, SETTLES_S + 3, resource=sender) == Answer(200)
+    made = received.one_round(SETTLES_S + 6)
     first, second = (GpuId(n, UUIDS[n], UUIDS[n], "", "", "NVIDIA H100") for n in range(2))
     assert made.node == "n7"
     assert made.found.gpus == {

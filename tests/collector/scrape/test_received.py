@@ -238,6 +238,18 @@ def test_a_label_names_the_node_and_what_has_none_or_is_scraped_is_said() -> Non
     assert not nameless.nodes
 
 
+@pytest.mark.parametrize("instance", ["localhost:9400", "127.0.0.1:9400", "[::1]:9400"])
+def test_an_instance_that_is_the_senders_own_host_names_no_node(instance: str) -> None:
+    """A Prometheus on each node scrapes localhost: all of them would speak for one node of that name."""
+    received = _Writes()
+    received.write(_packed(_points("dcgm.txt", "dcgm", T0, instance=instance)), T0, 0.0)
+    assert not received.nodes
+    assert list(received.left_out) == ["no label names the node"]
+    named = [({**labels, "node": "n7"}, v, ts) for labels, v, ts in _points("dcgm.txt", "dcgm", T0, instance=instance)]
+    received.write(_packed(named), T0, 0.0)
+    assert list(received.nodes) == ["n7"]
+
+
 def test_a_pod_with_another_address_takes_the_place_of_the_one_before_and_a_node_without_a_word_is_forgotten() -> None:
     received = _Writes()
     for number, address in enumerate(("10.0.0.1", "10.0.0.2")):

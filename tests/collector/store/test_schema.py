@@ -9,6 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -327,6 +328,81 @@ def test_an_older_collector_leaves_a_newer_store_unchanged(store_url: str, monke
     assert found == [{"power_w": 3000, "newer": None}]
     assert codec == [{"c": "CODEC(ZSTD(5))"}]
     assert "toIntervalDay(999)" in ttl[0]["q"]
+
+
+def test_an_older_collector_undoes_nothing_of_an_upgrade_that_was_stopped(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newer one is stopped after its first change, and people go back to the version before."""
+    Store.open(store_url, retention_days=3650).close()
+    command = engine.Clients.command
+
+    def pulled(self: engine.Clients, sql: str) -> None:
+        command(self, sql)
+        if sql.startswith("ALTER TABLE gpu_samples"):
+            raise PulledError
+
+    with monkeypatch.context() as patch, pytest.raises(PulledError):
+        patch.setattr(schema, "VERSION", schema.VERSION + 1)
+        patch.setattr(codecs, "of_metric", lambda metric: "ZSTD(7)")
+        patch.setattr(engine.Clients, "command", pulled)
+        Store.open(store_url, retention_days=3650)
+    Store.open(store_url, retention_days=3650).close()
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "VERSION", schema.VERSION + 1)
+        patch.setattr(codecs, "of_metric", lambda metric: "ZSTD(7)")
+        clients = engine.connect(store_url, 0)
+        changes = migrations.ensure(clients, schema.tables(3650))
+        held = migrations._held_columns(clients)["gpu_samples"]
+        clients.close()
+    assert held["power_w"]["compression_codec"] == "CODEC(ZSTD(7))"
+    assert not [change for change in changes if change.startswith("gpu_samples: ")]  # it had not been changed back
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_version_7_becomes_version_8_also_where_it_is_stopped_and_two_collectors_do_it_at_once(
+    store_url: str, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Stopped before its first note, before the table is made, and before the last note."""
+    before = Store.open(store_url, retention_days=3650)
+    before.offsets.write({("n0", "spool"): {0: 7}})
+    before.clients.command("DROP TABLE collectors SYNC")
+    before.clients.command("TRUNCATE TABLE schema_versions")
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "VERSION", 7)
+        migrations._note(before.clients, ["gpu_outages: made"])
+    before.close()
+    command, insert, left = engine.Clients.command, engine.Clients.insert, [at]
+
+    def stopped_at(done: object) -> None:
+        if not left[0]:
+            raise PulledError(done)
+        left[0] -= 1
+
+    def counted(self: engine.Clients, sql: str) -> None:
+        stopped_at(sql)
+        command(self, sql)
+
+    def noted(self: engine.Clients, *args: Any, **options: Any) -> None:
+        stopped_at(args)
+        insert(self, *args, **options)
+
+    clients = engine.connect(store_url, 0)
+    with monkeypatch.context() as patch, pytest.raises(PulledError):
+        patch.setattr(engine.Clients, "command", counted)
+        patch.setattr(engine.Clients, "insert", noted)
+        migrations.ensure(clients, schema.tables(3650))
+    with ThreadPoolExecutor(2) as pool:
+        made = [pool.submit(migrations.ensure, clients, schema.tables(3650)) for _ in range(2)]
+        assert {change for one in made for change in one.result()} <= {"collectors: made"}
+    assert migrations.ensure(clients, schema.tables(3650)) == []
+    assert migrations._version(clients) == 8
+    clients.close()
+    opened = Store.open(store_url, retention_days=3650)
+    opened.collectors.write("c1:7301", T0, {"act.mode": '"advise"'})
+    found = opened.collectors.newest(T0 - 1), opened.offsets.read("n0")
+    opened.close()
+    assert found == ({"c1:7301": {"act.mode": '"advise"'}}, {("n0", "spool"): {0: 7}})
 
 
 def test_a_codec_that_changed_is_changed_in_the_store(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ drain only after the time in which Slurm itself sets a node DOWN.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from drover_collector.detectors._lib.examples import (
 from drover_collector.detectors._lib.report_interval import MISSED, SILENT_BUCKETS
 from drover_collector.detectors._lib.robust import Bools
 from drover_collector.detectors._lib.window import Window
+from drover_collector.detectors.liveness.pages import SUFFIX, PagesTogether
 from drover_collector.detectors.liveness.partial import OTHERS_SHARE, PartialReports
 from drover_collector.detectors.liveness.peers import PeersOfSilent, Progress
 from drover_collector.detectors.liveness.texts import (
@@ -97,7 +98,8 @@ OF_GPUS = frozenset(
     {"gpu_lost", "gpu_missing", "driver_lost", "driver_missing", "pages_without_gpus", "gpu_page_silent"}
 )  # end when one of the GPUs answers
 ANSWERS_AGAIN_MS = 60_000  # of values after an agent reported the GPU lost: its report "gpu_back" was lost
-SILENT_BEFORE = ("silent", "late", "pages_silent")  # no planned work explains them once they are open
+PAGES_SILENT = ("pages_silent", f"pages_silent{SUFFIX}")
+SILENT_BEFORE = ("silent", "late", *PAGES_SILENT)  # no planned work explains them once they are open
 Times = npt.NDArray[np.int64]
 Key = tuple[str, str, str, int | None]  # scope, cause, node or group, GPU
 
@@ -115,6 +117,7 @@ class Reception:
         unread_ms: int64 [N], end of the newest bucket in which one of its pages was not read and none of its GPUs
             answered: the page may be theirs; 0: none.
         coming_ms: (scope, name) of a silent rack or leaf -> when less than GROUP_STAYS of it was silent.
+        silent_pages: nodes none of whose pages is read. silent_gpu_pages: whose GPUs' page is not.
     """
 
     newest_end_ms: int = 0
@@ -125,6 +128,8 @@ class Reception:
     scraped: Bools = field(default_factory=lambda: np.zeros(0, bool))
     unread_ms: Times = field(default_factory=lambda: np.zeros(0, np.int64))
     coming_ms: dict[tuple[str, str], int] = field(default_factory=dict)
+    silent_pages: PagesTogether = field(default_factory=PagesTogether)
+    silent_gpu_pages: PagesTogether = field(default_factory=PagesTogether)
 
     def still_coming(self, group: tuple[str, str], share: float, now_ms: int) -> bool:
         """Return whether a rack or leaf that was silent is coming back. `share`: of it that is silent."""
@@ -230,9 +235,8 @@ def restored(incidents: Sequence[Incident], index: FleetIndex, started_ms: int) 
         key = finding.scope, cause, node or _group_of(finding, index), finding.gpu
         s.open[key] = finding
         s.reopened.add(key)
-        if cause == "pages_silent" and node is not None and node in index.node_number:
-            s.reception.scraped[index.node_number[node]] = True  # else its silence would count as an agent's
-        if cause in ("silent", "late", "maintenance", "pages_silent"):
+        _resume_pages(s, index, incident, cause)
+        if cause in ("silent", "late", "maintenance", *PAGES_SILENT):
             for name, _ in incident.members:
                 if (n := index.node_number.get(name)) is not None:
                     s.seen_ms[n] = incident.since_ms
@@ -249,6 +253,17 @@ def restored(incidents: Sequence[Incident], index: FleetIndex, started_ms: int) 
             elif cause == "clock_wrong":
                 s.clock_wrong[node] = (incident.updated_ms, incident.evidence[0].text if incident.evidence else "")
     return s
+
+
+def _resume_pages(s: LivenessState, index: FleetIndex, incident: Incident, cause: str) -> None:
+    """Take up an open incident of pages."""
+    numbers = [index.node_number[name] for name, _ in incident.members if name in index.node_number]
+    if cause in PAGES_SILENT:
+        s.reception.scraped[numbers] = True  # else their silence would count as an agent's
+    if cause == f"pages_silent{SUFFIX}":
+        s.reception.silent_pages.resume(numbers, incident.since_ms)
+    elif cause == f"gpu_page_silent{SUFFIX}":
+        s.reception.silent_gpu_pages.resume(numbers, incident.since_ms)
 
 
 def _fresh(index: FleetIndex, started_ms: int) -> LivenessState:
@@ -284,7 +299,7 @@ def detect(window: Window, state: LivenessState | None, now_ms: int) -> tuple[li
     kept = {
         k: replace(f, ts_ms=now_ms)
         for k, f in missed.items()
-        if _unproven(window, s, k, f) or (not mass and _waits(window, s, f))
+        if not _is_member(f, current) and (_unproven(window, s, k, f) or (not mass and _waits(window, s, f)))
     }
     over = [
         replace(f, cleared=True, ts_ms=now_ms, action=RecommendedAction.NONE)
@@ -293,6 +308,12 @@ def detect(window: Window, state: LivenessState | None, now_ms: int) -> tuple[li
     ]
     s.open, s.reopened = current | kept, s.reopened & kept.keys()
     return [*found, *kept.values(), *over], s
+
+
+def _is_member(finding: Finding, current: Mapping[Key, Finding]) -> bool:
+    """Return whether a finding of one node's pages is part of one for many."""
+    many = current.get(("rack", finding.cause + SUFFIX, "", None))
+    return many is not None and (finding.node, None) in many.members
 
 
 def _unproven(window: Window, s: LivenessState, key: Key, finding: Finding) -> bool:
@@ -308,6 +329,8 @@ def _unproven(window: Window, s: LivenessState, key: Key, finding: Finding) -> b
     n = index.node_number.get(finding.node or "")
     if n is None or finding.cause not in OF_GPUS:
         return False
+    if finding.cause == "gpu_page_silent" and finding.node in s.planned.stopped_ms:
+        return False  # nobody reads its pages any longer
     gpus = slice(int(index.first_gpu[n]), int(index.first_gpu[n + 1]))
     if finding.gpu is not None:
         g = index.gpu(finding.node or "", finding.gpu)
@@ -386,6 +409,7 @@ def _add_bucket(window: Window, s: LivenessState) -> Bools:
         elif bucket.end_ms - s.resumed_ms >= float(np.median(window.silent_after_ms(~reporting))):
             s.coming_ms = 0
     s.reception.newest_end_ms = bucket.end_ms
+    s.reception.silent_pages.end(reporting)
     s.reception.none_reporting = not reporting.any() and _most_overdue(window, s)
     s.reception.has_node_rows |= bool(bucket.node)
     s.returned_ms[again] = bucket.start_ms
@@ -575,7 +599,20 @@ def _silence(window: Window, s: LivenessState, reporting: Bools, now_ms: int) ->
                 yield group_silent(window, scope, names[code], inside, int(since[inside].min()), now_ms)
                 silent = silent & ~inside
     alone = np.flatnonzero(silent | pages)  # a rack's exporters say nothing of the rack
-    yield from _single_nodes(window, s, alone, Quiet(never, quiet_ms, limit_ms, since), now_ms)
+    found = list(_single_nodes(window, s, alone, Quiet(never, quiet_ms, limit_ms, since), now_ms))
+    yield from _together(window, s.reception.silent_pages, "pages_silent", found, ~pages, now_ms)
+
+
+def _together(
+    window: Window, pages: PagesTogether, cause: str, found: Sequence[Finding], over: Bools, now_ms: int
+) -> Iterator[Finding]:
+    """Put findings of single nodes' pages together where they are many. Others are passed on."""
+    number = window.index.node_number
+    alone = {number[f.node]: f for f in found if f.cause == cause and f.node is not None}
+    pages.update({n: f.since_ms for n, f in alone.items()}, over)
+    if many := pages.finding(window, cause, now_ms):
+        yield many
+    yield from (f for f in found if f.cause != cause or number[f.node or ""] not in pages.members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -599,7 +636,8 @@ def _single_nodes(window: Window, s: LivenessState, silent: Times, quiet: Quiet,
         progress = s.peers.progress(window, n, shares)
         never, enough = bool(quiet.never[n]), quiet.ms[n] >= max(usual_ms, ALONE_MS[progress])
         scraped = bool(s.reception.scraped[n])
-        if not (never or enough or ("node", "pages_silent" if scraped else "silent", name, None) in s.open):
+        known = ("node", "pages_silent" if scraped else "silent", name, None) in s.open
+        if not (never or enough or known or (scraped and n in s.reception.silent_pages.members)):
             continue
         since_ms, wrong = int(quiet.since_ms[n]), name in s.clock_wrong
         shown_ms = bucket.end_ms - since_ms
@@ -623,7 +661,11 @@ def _gpus(window: Window, s: LivenessState, reporting: Bools, now_ms: int) -> It
     quiet[index.gpu_node[s.answered_ms < bucket.end_ms]] = True
     limit_ms = window.silent_after_ms(quiet)[index.gpu_node]
     never = s.answered_ms == 0
-    yield from _unread_gpus(window, s, reporting, now_ms)
+    answered = np.bincount(index.gpu_node[s.answered_ms >= bucket.end_ms], minlength=index.node_count) > 0
+    for name in s.planned.stopped_ms.keys() & index.node_number.keys():
+        answered[index.node_number[name]] = True  # nobody reads its pages any longer
+    unread = list(_unread_gpus(window, s, reporting, now_ms))
+    yield from _together(window, s.reception.silent_gpu_pages, "gpu_page_silent", unread, answered, now_ms)
     # From the node's return: an agent that starts reports the host some seconds before the driver answers.
     # Not while the page of its node's GPUs cannot be read: nothing is known then.
     known_ms = np.maximum(s.returned_ms, s.reception.unread_ms)[index.gpu_node]
@@ -700,8 +742,8 @@ def _clocks(window: Window, s: LivenessState, now_ms: int) -> Iterator[Finding]:
 
 def _group_of(finding: Finding, index: FleetIndex) -> str:
     """Return the name of a finding's rack or leaf, from its first member."""
-    if finding.node is not None or not finding.members:
-        return finding.node or ""
+    if finding.node is not None or not finding.members or finding.cause.endswith(SUFFIX):
+        return finding.node or ""  # of many: whatever rack the first is in
     node = index.spec.by_name.get(finding.members[0][0])
     return "" if node is None else node.rack if finding.scope == "rack" else node.leaf
 

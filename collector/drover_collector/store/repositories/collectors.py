@@ -36,3 +36,8 @@ class CollectorTable:
             f" WHERE ts >= {sql_timestamp(since_ms)} GROUP BY name ORDER BY name"
         )
         return {row["name"]: dict(json.loads(row["newest"])) for row in found}
+
+    def written_ms(self) -> dict[str, int]:
+        """Return collector -> the time of what it wrote last, by its own clock."""
+        found = self._clients.rows("SELECT name, toUnixTimestamp64Milli(max(ts)) AS at FROM collectors GROUP BY name")
+        return {row["name"]: row["at"] for row in found}

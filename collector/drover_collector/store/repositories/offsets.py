@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from drover_collector.store.clickhouse.client import Clients
-from drover_collector.store.sql import sql_string, sql_timestamp
+from drover_collector.store.sql import sql_string
 from drover_collector.store.table_writer import Ms, TableWriter
 
 Offsets = dict[tuple[str, str], dict[int, int]]  # (node, spool id) -> lane -> the last sequence that is stored
@@ -66,13 +66,18 @@ class OffsetTable:
             result.setdefault((row["node"], row["spool"]), {})[row["lane"]] = row["last"]
         return result
 
-    def moved_since(self, since_ms: int, but_of: str) -> frozenset[str]:
-        """Return the nodes with a newer offset, not counting spools with the name `but_of`."""
+    def newest_notes(self, but_of: str) -> dict[str, tuple[int, int]]:
+        """Return node -> the sum of its lanes' offsets, and when one was noted last by the clock of who noted it, ms.
+
+        Spools with the name `but_of` do not count.
+        """
         found = self._clients.rows(
-            f"SELECT DISTINCT node FROM lane_seqs WHERE at >= {sql_timestamp(since_ms)} AND spool != {{spool:String}}",
+            "SELECT node, sum(last) AS reached, toUnixTimestamp64Milli(max(noted)) AS at FROM ("
+            "SELECT node, max(seq) AS last, max(at) AS noted FROM lane_seqs WHERE spool != {spool:String}"
+            " GROUP BY node, spool, lane) GROUP BY node",
             {"spool": but_of},
         )
-        return frozenset(row["node"] for row in found)
+        return {row["node"]: (row["reached"], row["at"]) for row in found}
 
     def noted(self, keys: Iterable[tuple[str, str]]) -> Offsets:
         """Return the offsets of these (node, spool id) as last noted: an agent may come from another collector."""

@@ -289,6 +289,15 @@ class EntityRegistry:
             seen = at < len(self._seen_ids) and self._seen_ids[at] == np.uint64(id_)
             return (history[-1].node, int(self._seen_ms[at]) if seen else 0) if history else ("", 0)
 
+    def node_seen_ms(self, node: str) -> int:
+        """Return when anything that is on a node now had a sample last; 0: never."""
+        ids = np.array([row.entity_id for row in self.of_node(node)], np.uint64)
+        with self._lock:
+            if not len(self._seen_ids):
+                return 0
+            at = np.minimum(np.searchsorted(self._seen_ids, ids), len(self._seen_ids) - 1)
+            return int(self._seen_ms[at][self._seen_ids[at] == ids].max(initial=0))
+
     def newest_row(self, id_: int) -> EntityRow | None:
         """Return an entity at its newest place; None: it was never seen."""
         with self._lock:

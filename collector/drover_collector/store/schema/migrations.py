@@ -61,6 +61,9 @@ def ensure(clients: Clients, tables: Iterable[Table], *, keep_ttl: bool = False)
     newest = _version(clients) if "schema_versions" in held else 1 if held else schema.VERSION
     columns = _held_columns(clients) if held else {}
     changes: list[str] = []
+    if "schema_versions" in held and newest < schema.VERSION:
+        # Before the first change: an older collector that starts after a stop in between must not undo what is done.
+        _note(clients, [f"begun, from version {newest}"])
     for table in wanted:
         if clients.embedded or (keep_ttl and table.name in held):
             table = replace(table, ttl="")
