@@ -207,6 +207,9 @@ class FleetClient:
         name = (method.name, request.SerializeToString(deterministic=True) if key is None else key)
         deadline_s = method.page_s if deadline_s is None else deadline_s
         fresh_s = method.fresh_s if fresh_s is None else fresh_s
+        reads_disk = deadline_s > RETRY_DEADLINE_S
+        if reads_disk and self._away is not None and not method.acts:
+            self.status()  # a quick question finds out whether it is back: this one would take too long for that
         asked_ms = self._now_ms()
         with self._lock:
             kept, away = self._kept.get(name, _NOTHING), self._away
@@ -216,8 +219,7 @@ class FleetClient:
             if away is None and kept.value is not None and young:
                 return kept
             if away is not None and not method.acts:  # what a person asks for is asked in any case, and once
-                # An answer from disk may take longer than a retry, and would keep a slow collector away for ever.
-                if deadline_s > RETRY_DEADLINE_S or 0 < self._retry_ms - asked_ms <= _TO_NEXT_RETRY_MS:
+                if reads_disk or 0 < self._retry_ms - asked_ms <= _TO_NEXT_RETRY_MS:
                     return replace(kept, trouble=away)
                 self._retry_ms = asked_ms + _TO_NEXT_RETRY_MS
         try:
