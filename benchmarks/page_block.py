@@ -53,10 +53,16 @@ def wrapped(lines: Sequence[str]) -> list[str]:
     return found
 
 
-def when() -> str:
-    """Return today and the commit, for a sentence that begins with "Run on"."""
-    commit = subprocess.run(
+def _commit() -> str:
+    found = subprocess.run(
         ["git", "-C", str(ROOT), "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=False
     )
-    at = f" at commit {commit.stdout.strip()}" if commit.returncode == 0 else ""
-    return time.strftime("%d %B %Y", time.gmtime()).lstrip("0") + at
+    return f" at commit {found.stdout.strip()}" if found.returncode == 0 else ""
+
+
+AT_COMMIT = _commit()  # when the run began: what it measures was loaded then
+
+
+def when() -> str:
+    """Return today and the commit, for a sentence that begins with "Run on"."""
+    return time.strftime("%d %B %Y", time.gmtime()).lstrip("0") + AT_COMMIT
