@@ -85,6 +85,9 @@ GPU_PAGE_MS = 240_000  # an exporter that restarts, or is upgraded, is back by t
 ALONE_MS = {Progress.STOPPED: 0, Progress.UNKNOWN: 150_000, Progress.GOES_ON: 240_000}
 LEAST_GAP = 0.5  # of the time after which a node counts as silent: a shorter gap is a lost sample
 LONGEST_GAP_MS = 240_000
+# And five reports of a node that is read seldom: four minutes are four of those that come each minute, and where three
+# are lost now and then, four are too.
+LONGEST_GAP_REPORTS = 5
 GROUP_STAYS = 0.5  # a silent rack or leaf stays one finding until less than this share of it is silent
 # And for so long after that, while some of it is: after a loss of power, nodes boot one after the other. How long
 # that takes differs by board: our own limit.
@@ -142,11 +145,16 @@ class Reception:
         if down is not None:
             self.unread_ms[down > 0] = bucket.end_ms
 
-    def usual_gap_ms(self, now_ms: int, nodes: int) -> int:
-        """Return how long a silence must last to be longer than this site's usual gaps, ms; 0: it has none."""
+    def usual_gap_ms(self, now_ms: int, nodes: int, limit_ms: int) -> int:
+        """Return how long a silence must last to be longer than this site's usual gaps, ms; 0: it has none.
+
+        Args:
+            limit_ms: time after which the node counts as silent, at least MISSED of its reports.
+        """
         self._forget_gaps(now_ms)
-        short = [(length, n) for _, length, n in self.gaps if length < LONGEST_GAP_MS]
-        return min(LONGEST_GAP_MS, _longer(short, max(GAPS_USUAL, GAPS_SHARE * nodes)))
+        longest_ms = max(LONGEST_GAP_MS, LONGEST_GAP_REPORTS * limit_ms // MISSED)
+        short = [(length, n) for _, length, n in self.gaps if length < longest_ms]
+        return min(longest_ms, _longer(short, max(GAPS_USUAL, GAPS_SHARE * nodes)))
 
     def usual_away_ms(self, now_ms: int, nodes: int) -> int:
         """Return how long a silence must last to be longer than those of nodes that lived, ms; 0: there were none."""
@@ -586,13 +594,17 @@ class Quiet:
 def _single_nodes(window: Window, s: LivenessState, silent: Times, quiet: Quiet, now_ms: int) -> Iterator[Finding]:
     """Report nodes that are silent alone, once they have been for long enough."""
     index, bucket = window.index, window.newest
-    usual_ms = s.reception.usual_gap_ms(bucket.end_ms, index.node_count)
+    limit_s = quiet.limit_ms // 1000  # few values, however many nodes are silent
+    usual_ms = {
+        limit: s.reception.usual_gap_ms(bucket.end_ms, index.node_count, 1000 * limit)
+        for limit in np.unique(limit_s[silent]).tolist()
+    }
     away_ms = s.reception.usual_away_ms(bucket.end_ms, index.node_count)
     shares = s.peers.shares(window) if len(silent) else np.zeros(0)
     for n in silent.tolist():
         name = index.nodes[n].name
         progress = s.peers.progress(window, n, shares)
-        never, enough = bool(quiet.never[n]), quiet.ms[n] >= max(usual_ms, ALONE_MS[progress])
+        never, enough = bool(quiet.never[n]), quiet.ms[n] >= max(usual_ms[int(limit_s[n])], ALONE_MS[progress])
         scraped = bool(s.reception.scraped[n])
         if not (never or enough or ("node", "pages_silent" if scraped else "silent", name, None) in s.open):
             continue
