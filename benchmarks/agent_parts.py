@@ -43,9 +43,9 @@ def _label(handle: Any) -> str:
 def _watch_loop() -> None:
     run = asyncio.events.Handle._run
 
-    def counted(handle: Any) -> None:
-        label, began_s = _label(handle), time.thread_time()
-        run(handle)
+    def counted(self: asyncio.Handle) -> None:
+        label, began_s = _label(self), time.thread_time()
+        run(self)
         _count(label, began_s)
 
     asyncio.events.Handle._run = counted  # type: ignore[method-assign]  # to be counted
@@ -58,16 +58,16 @@ def _watch_reads() -> None:
         name: str = read._source.name
         return "nvml" if name.startswith("nvml:") else name
 
-    def counted_run(read: Any) -> bool:
+    def counted_run(self: watchdog.Read[Any]) -> bool:
         began_s = time.thread_time()
-        asked = run(read)
-        _count(f"read: {name_of(read)}{', calls of a tick' if asked else ''}", began_s)
+        asked = run(self)
+        _count(f"read: {name_of(self)}{', calls of a tick' if asked else ''}", began_s)
         return asked
 
-    def counted_finish(read: Any) -> None:
+    def counted_finish(self: watchdog.Read[Any]) -> None:
         began_s = time.thread_time()
-        finish(read)
-        _count(f"read: {name_of(read)}, answers taken", began_s)
+        finish(self)
+        _count(f"read: {name_of(self)}, answers taken", began_s)
 
     watchdog.Read.run = counted_run  # type: ignore[method-assign]  # to be counted
     watchdog.Read.finish = counted_finish  # type: ignore[method-assign]  # to be counted
@@ -77,9 +77,9 @@ def _name_threads() -> None:
     """For the system too, which Python 3.11 does not do."""
     run = threading.Thread.run
 
-    def named(thread: threading.Thread) -> None:
-        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(thread.name[:15])
-        run(thread)
+    def named(self: threading.Thread) -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(self.name[:15])
+        run(self)
 
     threading.Thread.run = named  # type: ignore[method-assign]  # to be counted
 

@@ -213,7 +213,7 @@ def measure_victoria(batches: list[SampleBatch]) -> Theirs:
             again = settle(server)[1]
     data = data_bytes(sizes)
     return Theirs(
-        data, sum(size for kind, size in sizes.items() if kind.startswith("indexdb/")), folder,
+        data, int(sum(size for kind, size in sizes.items() if kind.startswith("indexdb/"))), folder,
         data - data_bytes(others), None if again is None else data_bytes(again) - data,
     )  # fmt: skip
 

@@ -38,6 +38,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,8 @@ class Console:
 
     def paint(self, path: str, until: dict[str, str]) -> dict[str, dict[str, float]]:
         """Milliseconds from the navigation until each, in an empty browser and again in the same one."""
-        page, found = self.tab(), {}
+        page = self.tab()
+        found: dict[str, dict[str, float]] = {}
         for visit in ("cold", "warm"):
             began, found[visit] = time.monotonic(), {}
             page.goto(f"{self.url}/{path}", wait_until="commit")
@@ -294,7 +296,7 @@ def real(folder: Path, given: argparse.Namespace, browser: Any, found: dict[str,
                 child = subprocess.Popen(command, stdout=log, stderr=log, text=True)
             stack.callback(_end, child)
             addresses[own.name], pids[own.name] = f"127.0.0.1:{api}", child
-            wait_until(lambda port=api: reachable("127.0.0.1", port), f"{own.name} listens", 180)
+            wait_until(partial(reachable, "127.0.0.1", api), f"{own.name} listens", 180)
             stack.enter_context(
                 running(
                     own, "drover_agent.main", "fleet", "--collector", f"127.0.0.1:{agents}", "--interval", "5",

@@ -18,11 +18,16 @@ sys.path.insert(0, str(ROOT / "tests"))
 from playwright.sync_api import sync_playwright
 
 from drover_proto import fleet_pb2 as pb
+from drover_proto.fleet_pb2_grpc import FleetStub
 from testbed.browser import CHROMIUM, FLAGS
 from testbed.system_processes import collector, free_port, reachable, running
 from testbed.waiting import wait_until
 
 NODES = [f"screen{n:02d}" for n in range(10)]
+
+
+def seen_ms(stub: FleetStub, node: str) -> int:
+    return stub.GetNode(pb.NodeRequest(node=node), timeout=5).row.last_seen_ms
 
 
 def main() -> None:
@@ -43,7 +48,7 @@ def main() -> None:
                 args = ["run", "--set", f"node={node}", "--set", f'collectors=["{address}"]', "--set", "hardware=none"]
                 args += ["--set", f"spool.dir={folder}/{node}", "--set", "kmsg_accept_user_facility=true"]
                 with running(folder, "drover_agent.main", *args):
-                    wait_until(lambda node=node: stub.GetNode(pb.NodeRequest(node=node), timeout=5).row.last_seen_ms)
+                    wait_until(partial(seen_ms, stub, node))
                     before = time.monotonic()
                     with Path("/dev/kmsg").open("w") as log:
                         log.write("<4>NVRM: Xid (PCI:0000:3b:00): 79, pid=1, name=drover-bench, test line\n")

@@ -411,7 +411,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # else what it started would live on
     if given.shots is not None:
         given.shots.mkdir(parents=True, exist_ok=True)
-    tasks = {}
+    tasks: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="drover-bench-tasks-") as name, live(Path(name)) as fleet:
         loads = [os.getloadavg()[0]]
         with sync_playwright() as play:

@@ -120,8 +120,8 @@ def _fleet(
 def _played(
     seed: int, gpus: int, hours: float, interval_ms: int, thresholds: dict[str, float], ours: bool, wrong: bool
 ) -> dict[str, Played]:
-    none = {} if wrong else {"faults_per_1000_gpu_days": 0.0, "negatives_per_1000_gpu_days": 0.0}
-    fleet = draw(seed, gpus=gpus, hours=hours, **none)
+    drawn = partial(draw, seed, gpus=gpus, hours=hours)
+    fleet = drawn() if wrong else drawn(faults_per_1000_gpu_days=0.0, negatives_per_1000_gpu_days=0.0)
     methods = {name: (BASELINES[name.partition(" @")[0]], value) for name, value in thresholds.items()}
     return play(fleet, interval_ms, methods, ours=ours)
 

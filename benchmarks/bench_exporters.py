@@ -25,7 +25,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import socketserver
 import ssl
 import tempfile
 import threading
@@ -85,7 +84,7 @@ def receive(port: Synchronized[int], taken: Synchronized[int], deaf_until_s: flo
         def verify_request(self, request: object, client_address: object) -> bool:  # noqa: ARG002  # as socketserver calls it
             return time.time() >= deaf_until_s
 
-    server: socketserver.BaseServer = Server(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", 0), Handler)
     port.value = server.server_address[1]
     server.serve_forever()
 

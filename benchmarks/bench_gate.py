@@ -23,7 +23,7 @@ from drover_agent.commands import gate
 from drover_agent.config import GateConfig
 from drover_agent.runtime.gate_file import GateFile
 from drover_collector.policy.decider import Decider
-from drover_collector.policy.gate import NOTHING_KNOWN, GateVerdict, gate_verdicts
+from drover_collector.policy.gate import NOTHING_KNOWN, GateAnswer, GateVerdict, gate_verdicts
 from drover_collector.policy.guard import GuardLimits
 from drover_core.model.events import Health, NodeOutage
 from drover_proto import telemetry_pb2 as pb
@@ -91,10 +91,8 @@ def main() -> None:
     runs = parser.parse_args().runs
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        sick, well = (
-            written(folder, node, GateVerdict(answer, text, "inc"))
-            for node, answer, text in (("sick", "refuse", "drain sick for xid/xid_79"), ("well", "pass", ""))
-        )
+        sick = written(folder, "sick", GateVerdict(GateAnswer.REFUSE, "drain sick for xid/xid_79", "inc"))
+        well = written(folder, "well", GateVerdict(GateAnswer.PASS, "", "inc"))
         command = [sys.executable, "-c", SCRIPT, "gate", "--file"]
         result = {
             "benchmark": "gate", "runs": runs,

@@ -50,11 +50,11 @@ class Result:
 
     @property
     def right(self) -> bool:
-        return self.truth["class"] == self.verdict.failure.value
+        return bool(self.truth["class"] == self.verdict.failure.value)
 
     @property
     def rank_right(self) -> bool:
-        return self.truth["rank"] == self.verdict.rank
+        return bool(self.truth["rank"] == self.verdict.rank)
 
 
 def runs_of(half: str) -> Iterator[tuple[str, dict[str, Any], list[File]]]:

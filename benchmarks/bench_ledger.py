@@ -32,6 +32,7 @@ from drover_collector.store.sql import millis
 from drover_core.metrics.catalog import Scope
 from drover_core.model.events import Incident, IncidentKind, RecommendedAction, Severity
 from drover_core.model.fleet import FleetSpec, NodeSpec
+from drover_proto import fleet_pb2 as pb
 
 T0 = 1_800_000_000_000 // 86_400_000 * 86_400_000
 DAY_MS, HOUR_MS, STEP_MS = 86_400_000, 3_600_000, 300_000
@@ -152,7 +153,7 @@ def main() -> None:
         (first_s, cpu_s, week), (again_s, _, _), *days = found
         began = time.monotonic()
         facts.once = lambda _key, _s, _make: week
-        reply = api.get_ledger(cast(Any, facts), api.pb.LedgerRequest(from_ms=T0, to_ms=end_ms))
+        reply = api.get_ledger(cast(Any, facts), pb.LedgerRequest(from_ms=T0, to_ms=end_ms))
         sums = week.account.ledger.ms
         by_day = sum(made.account.ledger.ms.sum(axis=0) for _, _, made in days)
         line = {

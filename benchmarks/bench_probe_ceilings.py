@@ -26,8 +26,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from drover_agent.probes import PROBES, Level, eligible, gemm, hbm, plan
+from drover_agent.probes import PROBES, Level, eligible, gemm, hbm, of_level, plan
 from drover_agent.probes.eligible import Gpu
+from drover_agent.probes.exchange import LONGEST_S
 from drover_agent.probes.runner import End, Report, Runner
 from drover_agent.probes.timing import variation
 
@@ -63,7 +64,7 @@ def main() -> int:
 
 def measure(gpus: Sequence[Gpu], runs: int, folder: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """(every result, its verdict)."""
-    quick = tuple(probe.name for probe in plan.of_level(Level.QUICK))
+    quick = tuple(probe.name for probe in of_level(Level.QUICK))
     lines: list[dict[str, Any]] = []
     level = run("quick", quick, gpus, folder, lines)
     rest = run("others", tuple(name for name in PROBES if name not in quick), gpus, folder, lines)
@@ -103,7 +104,7 @@ def goal(value: float | bool, wanted: float | bool, how: str, judged: bool = Tru
 def run(what: str, names: tuple[str, ...], gpus: Sequence[Gpu], folder: str, lines: list[dict[str, Any]]) -> Report:
     """One process with these probes at level quick."""
     print(what, file=sys.stderr, flush=True)
-    request = plan.request_of(names, Level.QUICK, gpus, plan.LONGEST_S, folder)
+    request = plan.request_of(names, Level.QUICK, gpus, LONGEST_S, folder)
     if not gpus:
         request = dataclasses.replace(request, cpus=2, scale=CPU_SCALE)
     with eligible.Guard(gpus) as guard:

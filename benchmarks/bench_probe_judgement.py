@@ -35,9 +35,7 @@ SPREADS = {"gemm_bf16": (0.01, 0.03), "hbm_copy": (0.003, 0.01), "pcie_h2d": (0.
 LEVEL = 0.03  # between fleets: cooling, libraries, hosts
 REPEAT = 0.004  # spread of the repeats of one measurement
 REPEATS = 20
-SOLD = {"power_limit_w": 700.0, "pcie_width": 16}
-CAPPED = {"power_limit_w": 500.0, "pcie_width": 16}
-NARROW = {"power_limit_w": 700.0, "pcie_width": 8}
+SOLD, CAPPED, NARROW = (700.0, 16), (500.0, 16), (700.0, 8)  # limit of power in W, width of PCIe
 KINDS = ("mixed", "batch", "heavy")
 CAP = 0.92  # of the GEMM rate, at the cap
 SUPERBENCH = 0.05  # variance rule of microsoft/superbench-results: -5 % of the baseline for bandwidths and FLOPS
@@ -50,7 +48,8 @@ class Fleet:
         size = len(design)
         low, high = SPREADS[probe]
         keys = [
-            Key(sku="NVIDIA H200", driver="570", ecc=True, pcie_gen=5, mig=False, **d) for d in (SOLD, CAPPED, NARROW)
+            Key("NVIDIA H200", "570", power_limit_w, ecc=True, pcie_gen=5, pcie_width=width, mig=False)
+            for power_limit_w, width in (SOLD, CAPPED, NARROW)
         ]
         published = reference(probe, keys[0])
         assert published is not None
@@ -74,7 +73,7 @@ def iterated_mean(values: Floats, threshold: float) -> Bools:
     """SuperBench's `fix_threshold` baseline: the mean of what is not `threshold` below it, until nothing changes."""
     kept = np.ones(len(values), bool)
     while True:
-        low = values < (1 - threshold) * values[kept].mean()
+        low: Bools = values < (1 - threshold) * values[kept].mean()
         if not (low & kept).any():
             return low
         kept &= ~low
@@ -85,7 +84,7 @@ def similar(values: Floats) -> Bools:
     kept = np.ones(len(values), bool)
     while True:
         medoid = np.sort(values[kept])[kept.sum() // 2]
-        out = np.minimum(values, medoid) / np.maximum(values, medoid) < 0.95
+        out: Bools = np.minimum(values, medoid) / np.maximum(values, medoid) < 0.95
         if not (out & kept).any():
             return out & (values < medoid)
         kept &= ~out

@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from drover_agent.probes import eligible, plan, processes
+from drover_agent.probes import Level, eligible, plan, processes
 from drover_agent.probes.exchange import JOB, ExchangeFolder, ProbeAsk, read_answer
 from drover_agent.probes.runner import End, Runner
 from drover_agent.probes.service import Service
@@ -112,7 +112,7 @@ def held(root: Path) -> float:
     fake.healthy(1)
     fake.hold(0)
     (gpu,) = eligible.look().gpus
-    asked = plan.request_of(("soak",), plan.Level.QUICK, (), LIMIT_S, str(root))
+    asked = plan.request_of(("soak",), Level.QUICK, (), LIMIT_S, str(root))
     loaded, session = threading.Event(), [0]
     reports = []
 

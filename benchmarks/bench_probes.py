@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from drover_agent.probes import PROBES, Level, eligible, plan
+from drover_agent.probes.exchange import LONGEST_S
 from drover_agent.probes.runner import End, Report, Runner
 
 CPU_SCALE = 0.05  # of each probe's length at level quick
@@ -44,7 +45,7 @@ def measure(level: Level, scale: float, on_gpus: bool, folder: str) -> dict[str,
     gpus, left_out = eligible.choose(found, [])
     if on_gpus and not gpus:
         raise SystemExit(f"no GPU can be probed: {found.why_none or left_out}")
-    asked = plan.request_of(tuple(PROBES), level, gpus, plan.LONGEST_S, folder)
+    asked = plan.request_of(tuple(PROBES), level, gpus, LONGEST_S, folder)
     request = replace(asked, cpus=CPUS, scale=scale)
     clock = Clock()
     with eligible.Guard(gpus) as guard:

@@ -150,12 +150,12 @@ class Both:
 @contextmanager
 def fleet_api(index: FleetIndex, store: Store) -> Iterator[FleetStub]:
     """The API that consoles ask, on loopback, without what it keeps for a second."""
-    api_facts.ApiSnapshot.once = lambda _self, _key, _seconds, make: make()  # type: ignore[method-assign, assignment]  # no cache
     pipeline: Any = SimpleNamespace(index=index, store=store, now_ms=lambda: END_MS, incidents={})
     facts = api_facts.ApiSnapshot(pipeline, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]  # what is asked needs no more
     jobs, order = store.jobs.at(index, END_MS), api_fleet.layout_order(index)
-    facts.jobs = lambda: jobs  # type: ignore[method-assign]  # these are kept for 5 s, and nobody watches them move
-    api_fleet._order = lambda _: order
+    # No cache but of what is kept for long: the order, and for 5 s the jobs, which nobody watches move.
+    api_facts.ApiSnapshot.once = lambda _self, key, _s, make: order if key == "order" else make()  # type: ignore[method-assign, assignment]  # its arguments have other names
+    facts.jobs = lambda: jobs  # type: ignore[method-assign]  # see above
     ready, loop = threading.Event(), asyncio.new_event_loop()
     ports: list[int] = []
     done = asyncio.Event()

@@ -41,7 +41,9 @@ Record = tuple[str, float, int, float | None]  # cause, severity, GPUs of the jo
 def with_stragglers(fleet: AdversaryFleet, severities: Sequence[float]) -> AdversaryFleet:
     """The fleet with a straggler in each of its training jobs at STARTS_S."""
     rng = np.random.default_rng([fleet.seed, 200])
-    hw, troubles, labels = fleet.hardware, [], []
+    hw = fleet.hardware
+    troubles: list[Trouble] = []
+    labels: list[dict[str, Any]] = []
     for number, job in enumerate(fleet.jobs):
         for start_s in STARTS_S:
             settled = job.ready_s() + 300 < start_s and job.end_s > start_s + LASTS_S + 60

@@ -138,7 +138,8 @@ def plans(run: Run, why: str) -> tuple[list[Plan], bool]:
 def alone(plan: Plan, seed: int) -> list[float]:
     """Return when a job whose loop reports nothing is called slower, in seconds after its begin."""
     recent: deque[Work] = deque(maxlen=EVERY)
-    found, track = [], None
+    found: list[float] = []
+    track = None
     for number, row in enumerate(figures(plan, seed)):
         recent.append(Work(4, 32, row))
         if number % EVERY != EVERY - 1 or (seen := together(list(recent))) is None:

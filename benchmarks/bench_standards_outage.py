@@ -196,7 +196,7 @@ def balance(receivers: Sequence[Receiver], page: dict[str, float]) -> dict[str, 
 
 def run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     shape = shape_of(given.gpus, min(GPUS_PER_STREAM, given.gpus))
-    receivers = [kind(folder) for kind in (Prometheus, VictoriaMetrics, Otlp, Rsyslog)]
+    receivers: list[Receiver] = [kind(folder) for kind in (Prometheus, VictoriaMetrics, Otlp, Rsyslog)]
     found: dict[str, Any] = {"gpus": given.gpus, "cut_s": given.cut, "interval_s": given.interval}
     with contextlib.ExitStack() as stack:
         for receiver in receivers:

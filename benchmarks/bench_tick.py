@@ -18,6 +18,7 @@ import pstats
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -244,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     profile = cProfile.Profile()
     detectors = [
-        dataclasses.replace(d, detect=lambda w, s, t, _d=d.detect: profile.runcall(_d, w, s, t))
+        dataclasses.replace(d, detect=partial(profile.runcall, d.detect))
         if d.name == args.profile else d
         for d in DETECTORS
     ]  # fmt: skip

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import grpc
 from console.live_fleet import Live, live
-from console.replayed import Replayed, serve
+from console.replayed import serve
 from console_pictures import pages
 from playwright.sync_api import sync_playwright
 
@@ -93,7 +93,7 @@ def looked_at(browser: Any, url: str, paths: dict[str, str], folder: Path) -> li
 @contextmanager
 def large(folder: Path) -> Iterator[str]:
     """A console before 100,000 GPUs, whose answers were made once."""
-    server, address = serve(Replayed(1, LARGE_NODES, None))
+    server, address = serve(1, LARGE_NODES, None)
     port = free_port()
     try:
         with running(folder, "drover_dashboard.main", "--collector", address, "--port", str(port)):

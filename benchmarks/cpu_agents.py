@@ -86,7 +86,9 @@ class Agent:
         self, collector: str, credentials: grpc.ChannelCredentials, victoria: int, tls: ssl.SSLContext
     ) -> None:
         self.channel = grpc.aio.secure_channel(collector, credentials, OPTIONS)  # as agents have it, and Gzip too
-        method = self.channel.stream_stream(METHOD, response_deserializer=pb.CollectorMessage.FromString)
+        method: grpc.aio.StreamStreamMultiCallable[bytes, pb.CollectorMessage] = self.channel.stream_stream(
+            METHOD, response_deserializer=pb.CollectorMessage.FromString
+        )
         self.call = method(compression=grpc.Compression.Gzip)
         now_ms = time.time_ns() // 1_000_000
         await self.call.write(self._load.blocks.hello(self.name, f"bench-{now_ms}", now_ms, MODEL))

@@ -178,7 +178,7 @@ def fork_rank(job: dict[str, Any], rank: int, port: int) -> tuple[int, int]:
     try:
         job_corpus_rank.main()
     except BaseException:  # noqa: BLE001  # as the interpreter does at its top
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # inside except: it is set
+        sys.excepthook(*sys.exc_info())
         code = 1
     sys.stdout.flush()
     os._exit(code)

@@ -26,7 +26,7 @@ MIB = 2**20
 WRITING = threading.Lock()
 
 
-class Samples(torch.utils.data.Dataset[torch.Tensor]):
+class Samples(torch.utils.data.Dataset[torch.Tensor]):  # type: ignore[misc]  # mypy does not read torch
     """Samples; one cannot be read."""
 
     def __init__(self, job: dict[str, Any], bad: bool) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # A probe's ranks share a core with those of the other workers: more threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-pytest_plugins = ["testbed.system", "testbed.kinds"]
+pytest_plugins = ["testbed.system", "testbed.kinds", "testbed.ending"]
 
 register()
 
@@ -67,6 +67,16 @@ EMBEDDED_ONLY = {
     "test_a_copy_that_was_stopped_goes_on",
     "test_a_copy_of_a_table_without_versions_doubles_no_row",
     "test_a_copy_that_the_disk_did_not_take_is_no_copy",
+    # Of streams and of what a message says, and not of a store.
+    "test_bad_batches_are_refused_with_their_reason_and_the_stream_goes_on",
+    "test_a_batch_for_another_node",
+    "test_before_hello",
+    "test_hellos_that_cannot_be",
+    "test_the_newer_stream_of_a_node_wins",
+    "test_impossible_values_are_absent_and_counted",
+    "test_the_age_of_an_error_goes_by_its_boot_and_the_time_since_then",
+    "test_only_errors_of_an_earlier_boot_are_history",
+    "test_what_cannot_be_stored_is_refused_alone",
 }
 
 
@@ -87,19 +97,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("store_form", forms[:1] if only else forms, indirect=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Spread the files that mostly wait (e2e) evenly among those that mostly compute: the workers take files in order.
 
     pytest-xdist itself would take the files with the fewest tests last: browsers and Slurms all at once, on idle cores.
     The last of them begins early enough that other workers have something to do until it has ended. Of those that
-    compute, the files with long tests come first, for the same reason.
+    compute, the files with long tests come first, for the same reason; last in a run that has to end, as it may not
+    come to them (testbed/ending.py).
     """
+    ends = config.getoption("end_at") is not None
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
     waiting = [path for path in files if path.parent.name == "e2e"]
     long = {item.path for item in items if item.get_closest_marker("long")}
-    computing = sorted((path for path in files if path.parent.name != "e2e"), key=lambda path: path not in long)
+    computing = sorted((path for path in files if path.parent.name != "e2e"), key=lambda path: (path in long) == ends)
     share = 0.85 * len(computing) / max(len(waiting), 1)
     place = {path: (number + 0.5) * share for number, path in enumerate(waiting)}
     place |= {path: float(number) for number, path in enumerate(computing)}
@@ -196,8 +208,9 @@ def store(store_url: str, databases: Databases) -> Iterator[Store]:
     """An empty store."""
     from drover_collector.store import Store
 
-    opened = Store.open(store_url, retention_days=3650)  # tests have times of their own
     name = store_url.rpartition("=")[2].rpartition("/")[2]
+    with databases.opening(name):
+        opened = Store.open(store_url, retention_days=3650)  # tests have times of their own
     databases.opened(name)
     yield opened
     opened.close()

@@ -18,7 +18,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("mypy_cache")
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_is_followed_to_the_letter(page: Path, tmp_path: Path, cache: Path) -> None:
     scratch = copy_of_checkout(tmp_path)

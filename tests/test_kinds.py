@@ -72,7 +72,7 @@ class Suite:
     """A small suite in a folder of its own, with the plugin under test."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root, self.env = root, {"PATH": "/usr/bin:/bin", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         (root / "pytest.ini").write_text(INI)
         (root / "tests/e2e").mkdir(parents=True)
         self.write("processes.txt", "")
@@ -85,11 +85,8 @@ class Suite:
         """Run pytest. Returns: the outcome of each test, and all that pytest wrote."""
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "testbed.kinds", "-p", "no:cacheprovider", "-rA", "tests", *words],
-            cwd=self.root, env={
-                "PYTHONPATH": str(Path(__file__).parent), "PATH": "/usr/bin:/bin",
-                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            },
-            capture_output=True, text=True, timeout=100, check=False,
+            cwd=self.root, env={**self.env, "PYTHONPATH": str(Path(__file__).parent)},
+            capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         assert done.returncode in (0, 1, 5), done.stdout + done.stderr
         found = {}
@@ -163,3 +160,25 @@ def test_what_is_missing_in_the_list_is_written_down(suite: Suite, tmp_path: Pat
 def test_the_list_names_nothing_that_is_gone(pytestconfig: pytest.Config) -> None:
     """Looked at where the whole suite is collected."""
     assert pytestconfig.stash[UNUSED] == []
+
+
+@pytest.mark.parametrize("end_at", ["inf", "0"])
+def test_a_run_that_has_to_end_says_what_it_did_not_run(suite: Suite, end_at: str) -> None:
+    """All other skips are failures there."""
+    suite.env["DROVER_SYSTEM"] = "1"
+    # The skip below is one of the small suite, to see that it fails there.
+    suite.write(
+        "test_one.py", "import pytest\ndef test_one(): pass\ndef test_skips(): pytest.skip('for its own reason')\n"
+    )
+    suite.write("e2e/test_whole.py", "def test_whole(): pass\n")
+    found, text = suite.run("-p", "testbed.system", "-p", "testbed.ending", "--end-at", end_at)
+    assert "NOT RUN on this slow machine: whole programs together" in text
+    if end_at == "inf":
+        assert found == {"test_one": "PASSED", "test_skips": "FAILED"}, text
+        assert "1 failed, 1 passed, 1 skipped" in text
+    else:
+        assert found == {}, text
+        assert "3 skipped" in text
+        assert "NOT RUN on this slow machine: the time is over" in text
+    found, text = suite.run("-p", "testbed.system", "-p", "testbed.ending")
+    assert found == {"test_one": "PASSED", "test_skips": "FAILED", "test_whole": "PASSED"}

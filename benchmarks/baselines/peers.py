@@ -40,4 +40,4 @@ class Baseline:
             over = (peers.count >= LEAST_PEERS) & (np.abs(x - peers.median) / sigma > self._threshold)
         known = ~np.isnan(x) & busy
         self._over_s = np.where(over, self._over_s + bucket.length_ms / 1000, np.where(known, 0.0, self._over_s))
-        return (self._over_s >= LASTS_S).any(axis=0), np.zeros(index.node_count, bool)
+        return np.asarray((self._over_s >= LASTS_S).any(axis=0)), np.zeros(index.node_count, bool)

@@ -50,4 +50,4 @@ class Baseline:
         rate = np.where(known, np.maximum(1 / np.maximum(self._seen, 1), length_s / HISTORY_S), 0.0)
         self._mean += rate * rest
         self._var += rate * ((1 - rate) * rest * rest - self._var)
-        return (self._over_s >= LASTS_S).any(axis=0), np.zeros(self._index.node_count, bool)
+        return np.asarray((self._over_s >= LASTS_S).any(axis=0)), np.zeros(self._index.node_count, bool)

@@ -146,7 +146,9 @@ def _incident(cluster: str, node: str, gpu: int, fatal: bool, since_ms: int) -> 
     )  # fmt: skip
 
 
-def serve(replayed: Replayed) -> tuple[grpc.Server, str]:
+def serve(number: int, nodes: int, acts: Path | None) -> tuple[grpc.Server, str]:
+    """Return the server of a collector, which runs, and its address."""
+    replayed = Replayed(number, nodes, acts)  # type: ignore[abstract]  # a method that it lacks answers UNIMPLEMENTED
     options = [("grpc.so_reuseport", 0), ("grpc.max_send_message_length", 64 << 20)]
     server = grpc.server(futures.ThreadPoolExecutor(4), options=options)
     add_FleetServicer_to_server(replayed, server)
@@ -168,7 +170,7 @@ def main() -> None:
     kept: list[Any] = []
     addresses = {}
     for number in range(given.first, given.first + given.clusters):
-        made = serve(Replayed(number, given.nodes, given.acts))
+        made = serve(number, given.nodes, given.acts)
         kept.append(made[0])
         addresses[f"c{number:02d}"] = made[1]
     print(json.dumps(addresses), flush=True)

@@ -132,7 +132,8 @@ def real_alertmanager(
     if shutil.which("prometheus-alertmanager") is None:
         return (None, lambda: None, set), ""
     (folder / "alertmanager.yml").write_text("route: {receiver: nobody}\nreceivers: [{name: nobody}]\n")
-    port, held = free_port(), []
+    port = free_port()
+    held: list[Process] = []
     url = f"http://127.0.0.1:{port}"
     words = [
         "prometheus-alertmanager", f"--config.file={folder}/alertmanager.yml", f"--storage.path={folder}/am",
@@ -145,13 +146,17 @@ def real_alertmanager(
     def stop() -> None:
         held.pop().stop()
 
+    def end() -> None:
+        for process in held:
+            process.kill()
+
     def firing() -> set[str]:
         if not manager.ready(url):
             return set()
         return {label for labels in manager.Running((url,)).firing() for label in labels.values()}
 
     start()
-    stack.callback(lambda: [process.kill() for process in held])
+    stack.callback(end)
     return (start, stop, firing), url
 
 

@@ -16,6 +16,7 @@ from disruption.run import Run, SkipError
 from drover_core.model.events import Incident, from_json
 from drover_proto import fleet_pb2 as pb
 from testbed.kernel_log import xid
+from testbed.nvml import FakeNvml
 from testbed.receivers import Reply
 from testbed.system_processes import free_port
 
@@ -150,7 +151,7 @@ def present(run: Run, gpu: int, metric: str = "power_w") -> bool:
     """Whether a value of the GPU is there that is no older than some seconds."""
     since_ms = time.time_ns() // 1_000_000 - 6000  # before it is asked: an answer may take long
     detail = run.place.stub().GetNode(pb.NodeRequest(node="real"), timeout=CALL_S)
-    values = next((g.values for g in detail.gpus if g.gpu == gpu), [])
+    values = (value for each in detail.gpus if each.gpu == gpu for value in each.values)
     return any(v.metric == metric and v.present and v.ts_ms >= since_ms for v in values)
 
 
@@ -194,7 +195,8 @@ def kernel_log_storm(run: Run) -> Steps:
     run.saw(f"{STORM:,} lines; {len(seconds)} s of telemetry of that node without a gap of more than 3 s in all")
 
 
-def need_driver(run: Run) -> object:
-    if run["nvml"] is None:
+def need_driver(run: Run) -> FakeNvml:
+    driver: FakeNvml | None = run["nvml"]
+    if driver is None:
         raise SkipError("needs gcc, for the stand-in of the driver")
-    return run["nvml"]
+    return driver

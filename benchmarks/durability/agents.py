@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -86,7 +87,7 @@ class Journaled:
         self._journal.flush()  # to the kernel: it stays when this process is killed
 
     def tick(self, ts_ms: int) -> None:
-        rows = [
+        rows: list[tuple[Entity, Mapping[str, float]]] = [
             (entity, dict(zip(METRICS, map(float, values(self.node, gpu, ts_ms)), strict=True)))
             for gpu, entity in enumerate(self._entities)
         ]

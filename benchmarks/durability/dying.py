@@ -25,7 +25,8 @@ from drover_collector.store.repositories.offsets import OffsetTable
 from drover_collector.store.rollups.dirty_ranges import DirtyRanges
 from drover_collector.store.samples.table import SampleTable
 
-POINTS: dict[str, tuple[str, bool]] = {  # method of the store, and whether before it runs or after it returned
+# A table of the store, its method, and whether after it returned (else before it runs).
+POINTS: dict[str, tuple[type[object], str, bool]] = {
     "before the insert": (SampleTable, "write", False),
     "between insert and Ack": (SampleTable, "write", True),
     "after late rows are noted": (DirtyRanges, "mark_late", True),

@@ -20,6 +20,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +105,8 @@ class FleetPages:
 
     def _amd(self, number: int) -> str:
         columns = dict(self.fleet.gpu_columns())
-        bad = sum(np.nan_to_num(columns[name]) for name in UNCORRECTED if name in columns)
+        counted = [np.nan_to_num(columns[name]) for name in UNCORRECTED if name in columns]
+        bad = sum(counted, np.zeros_like(columns["nvlink_crc_errors"]))
         columns["exporter_unhealthy"] = (bad == 0).astype(float)  # its series is 1 where a GPU is healthy
         columns["xgmi_corrected"] = columns["nvlink_crc_errors"]
         columns["xgmi_uncorrected"] = self._fatal
@@ -194,9 +196,7 @@ class PageServer:
 
     async def serve(self) -> None:
         for which, port in PORTS.items():
-            await asyncio.start_server(
-                lambda reader, writer, which=which: self._answer(which, reader, writer), "0.0.0.0", port, backlog=4096
-            )
+            await asyncio.start_server(partial(self._answer, which), "0.0.0.0", port, backlog=4096)
 
     async def _answer(self, which: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host = writer.get_extra_info("sockname")[0].split(".")

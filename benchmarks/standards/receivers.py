@@ -32,7 +32,9 @@ class Receiver(Protocol):
     """`exporters`: names of what sends to it."""
 
     name: str
-    exporters: Sequence[str]
+
+    @property
+    def exporters(self) -> Sequence[str]: ...
 
     def settings(self, interval_s: float) -> str:
         """Return the tables of the collector's settings that send to it."""

@@ -174,7 +174,7 @@ class Detection:
                 index,
                 forgeable.__contains__,
                 lambda node: self.ingest.has_agent(node),
-                store.shared and not forgeable.is_configured,
+                lambda node: store.shared and not forgeable.vouches(node),
             ),
         )
         self.pipeline = Pipeline(index, store, policy, _outbox(config, index.spec, store), options)

@@ -38,6 +38,7 @@ DEADLINE_S = 4.0  # a question with a longer one reads from disk, so its delay s
 SLOW_S = 2.0  # an answer from memory that takes this long gets a warning: the page is older than it looks
 RETRY_S = 1.0  # while the collector is away, one call this often finds out whether it is back; the others do not wait
 RETRY_DEADLINE_S = DEADLINE_S  # of that one call: a shorter one would never see a slow collector come back
+SHARED_MOST_MS = 10_000  # the longest that pages share an answer because it took long
 REPLACED_CHANNEL_S = 30.0  # a replaced channel stays open for its calls under way
 UNASKED_MS = 60_000  # a question that nobody asked for so long has no earlier trouble
 _TO_NEXT_RETRY_MS = round((RETRY_DEADLINE_S + RETRY_S) * 1000)
@@ -63,12 +64,13 @@ class Trouble:
 class Answer(Generic[T]):
     """The result of a call: fresh (no trouble, or one that is `slow`), old (both), or nothing (value None).
 
-    `as_of_ms`: when it was received.
+    `as_of_ms`: when it was received. `took_ms`: from the question to that.
     """
 
     value: T | None
     as_of_ms: int
     trouble: Trouble | None = None
+    took_ms: int = 0
 
 
 _NOTHING: Answer[Any] = Answer(None, 0)
@@ -208,7 +210,9 @@ class FleetClient:
         asked_ms = self._now_ms()
         with self._lock:
             kept, away = self._kept.get(name, _NOTHING), self._away
-            young = 0 <= asked_ms - kept.as_of_ms < fresh_s * 1000 and kept.as_of_ms > self._acted_ms
+            # A slow collector is busy with one question for a third of the time, however many pages have it.
+            shared_ms = max(fresh_s * 1000, min(2 * kept.took_ms, SHARED_MOST_MS)) if fresh_s else 0
+            young = 0 <= asked_ms - kept.as_of_ms < shared_ms and kept.as_of_ms > self._acted_ms
             if away is None and kept.value is not None and young:
                 return kept
             if away is not None:
@@ -345,7 +349,7 @@ class FleetClient:
         received_ms = self._now_ms()
         late = deadline_s <= DEADLINE_S and received_ms - asked_ms >= SLOW_S * 1000
         slow = self._slow((received_ms - asked_ms) / 1000, self._since(name, asked_ms)) if late else None
-        answer = Answer(value, received_ms, slow)
+        answer = Answer(value, received_ms, slow, received_ms - asked_ms)
         with self._lock:
             self._away = None
             if slow is None:

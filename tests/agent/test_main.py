@@ -29,7 +29,7 @@ COMMAND = [sys.executable, "-m", "drover_agent.main"]
 
 def drover_agent(*words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     full = {**os.environ, **(env or {})}
-    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False, timeout=60, env=full)
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False, timeout=120, env=full)
 
 
 def overrides(folder: Path, address: str = "127.0.0.1:1", **more: str) -> list[str]:
@@ -90,7 +90,7 @@ async def start(*words: str, env: dict[str, str] | None = None) -> asyncio.subpr
 
 async def stop(agent: asyncio.subprocess.Process, number: int = signal.SIGTERM) -> str:
     agent.send_signal(number)
-    _, errors = await asyncio.wait_for(agent.communicate(), 20)
+    _, errors = await asyncio.wait_for(agent.communicate(), 120)
     return errors.decode()
 
 
@@ -202,7 +202,7 @@ def test_the_version_an_agent_sends_is_the_installed_one() -> None:
 def test_an_agent_loads_no_module_that_only_costs_memory() -> None:
     script = "import sys, drover_agent.main; print(*sys.modules)"
     loaded = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
     ).stdout
     assert not {"importlib.metadata", "email.message", "numpy", "drover_simulator"} & set(loaded.split())
 

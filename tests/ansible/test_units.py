@@ -34,7 +34,7 @@ def installed(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", UNITS)
 def test_a_service_exposes_no_more_than_stated(name: str, installed: Path) -> None:
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(installed / name)]
-    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     found = re.search(r"Overall exposure level for \S+: ([\d.]+)", text)
     assert found and float(found[1]) <= float(STATED[name]), text
 
@@ -43,5 +43,5 @@ def test_a_service_exposes_no_more_than_stated(name: str, installed: Path) -> No
 @pytest.mark.parametrize("name", [*UNITS, "drover-renew.timer", "drover-probe.path"])
 def test_systemd_finds_nothing_wrong(name: str, installed: Path) -> None:
     command = ["systemd-analyze", "verify", "--man=no", str(installed / name)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")

@@ -88,9 +88,9 @@ def scene(store_root: Path) -> Iterator[Scene]:
         await server.start()
         return server, port
 
-    server, port = asyncio.run_coroutine_threadsafe(serve(), loop).result(60)
+    server, port = asyncio.run_coroutine_threadsafe(serve(), loop).result(120)
     yield Scene(f"127.0.0.1:{port}", slurm, desk, store, pipeline)
-    asyncio.run_coroutine_threadsafe(server.stop(None), loop).result(60)
+    asyncio.run_coroutine_threadsafe(server.stop(None), loop).result(120)
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     desk.stop()
@@ -223,7 +223,7 @@ def test_a_node_that_is_out_for_months_is_listed_with_what_it_costs(scene: Scene
         [NodeOutage("n007", Health.REPAIR, T0 - 100 * DAY_MS, "i1", "no spare part", "drover", 0)]
     )
     with grpc.insecure_channel(scene.address) as channel:
-        (duty,) = FleetStub(channel).ListActions(pb.ActionsRequest(node="n007"), timeout=20).duties
+        (duty,) = FleetStub(channel).ListActions(pb.ActionsRequest(node="n007"), timeout=120).duties
     assert (duty.stage, duty.gpu_hours_lost) == ("repair", 2400.0)
 
 

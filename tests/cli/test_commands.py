@@ -146,7 +146,7 @@ def test_completion_knows_every_command(shell: str, capsys: pytest.CaptureFixtur
     text = script(shell, capsys)
     assert [name for name in NAMES if name not in text] == []
     if shutil.which(shell):
-        subprocess.run([shell, "-n"], input=text, text=True, check=True, timeout=30)
+        subprocess.run([shell, "-n"], input=text, text=True, check=True, timeout=120)
 
 
 @pytest.mark.parametrize(("typed", "found"), [(["inc"], {"incidents"}), (["incidents", "--sta"], {"--state"})])
@@ -157,5 +157,5 @@ def test_bash_completes(typed: list[str], found: set[str], capsys: pytest.Captur
         f"source {tmp_path}/drover.bash; COMP_WORDS=({words}); COMP_CWORD={len(typed)}; COMP_LINE='{words}';"
         " COMP_POINT=${#COMP_LINE}; _shtab_drover; printf '%s\\n' \"${COMPREPLY[@]}\""
     )
-    done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, timeout=120, check=True)
     assert set(done.stdout.split()) == found

@@ -27,12 +27,12 @@ class Collector(FleetServicer):
 
     def __init__(self, name: str, severity: Severity) -> None:
         self.name, self.severity, self.acts = name, severity, []
-        self.judged, self.sick = True, True
+        self.judged, self.sick, self.role = True, True, "active"
 
     def GetStatus(self, request: Any, context: Any) -> pb.Status:
         return pb.Status(
             fleet=self.name, mode="observe", gpus_expected=9, gpus_by_health={"healthy": 7, "suspect": 1}, ts_ms=T0,
-            newest_tick_ms=T0 if self.judged else 0,
+            newest_tick_ms=T0 if self.judged else 0, role=self.role,
         )  # fmt: skip
 
     def ListNodes(self, request: Any, context: Any) -> pb.NodeList:
@@ -85,7 +85,7 @@ def two(served: dict[str, tuple[Collector, str]], file: Path) -> dict[str, Colle
     write(file, 'current = "west"', {name: address for name, (_, address) in served.items()})
     for collector, _ in served.values():
         collector.acts.clear()
-        collector.judged, collector.sick = True, True
+        collector.judged, collector.sick, collector.role = True, True, "active"
     return {name: collector for name, (collector, _) in served.items()}
 
 
@@ -256,11 +256,15 @@ def test_no_incident_is_none_only_where_something_was_judged(two, served, file: 
     assert said(capsys, "incidents")[0] == "no open incidents\n"
     assert said(capsys, "--cluster", "all", "incidents")[0] == "no open incidents\n"
     two["east"].judged = False
-    assert "east has judged nothing yet" in said(capsys, "--cluster", "all", "incidents")[0]
+    merged = said(capsys, "--cluster", "all", "incidents")[0]
+    assert merged == "what is open is not known in east (nothing is judged yet); no open incidents in the others\n"
     assert "what is open is not known" in said(capsys, "--cluster", "east", "incidents", "--state", "all")[0]
     assert said(capsys, "--cluster", "east", "incidents", "--state", "closed")[0] == "no closed incidents\n"
     rows = {line.split()[0]: line.split() for line in said(capsys, "clusters")[0].splitlines()[2:]}
     assert (rows["west"][7], rows["east"][7]) == ("none", "?")
+    two["east"].role = "standby"  # it never judges anything: "yet" would have an on-call wait for it
+    asked = said(capsys, "--cluster", "east", "incidents")[0]
+    assert asked == "another collector judges: what is open is not known\n"
     write(file, "", {"west": served["west"][1], "north": f"127.0.0.1:{free_port()}"})
     assert said(capsys, "--cluster", "all", "incidents", code=3)[0] == "no open incidents in the clusters that answer\n"
     write(file, "", {"north": f"127.0.0.1:{free_port()}"})

@@ -72,7 +72,7 @@ def address(store_root: Path) -> Iterator[str]:
     thread.start()
 
     def wait(coroutine):  # type: ignore[no-untyped-def]  # of any kind
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(120)
 
     stack = contextlib.AsyncExitStack()
     answers = {GOOD: measured(GOOD), SLOW: measured(SLOW), BUSY: refuses} | {node: together(node) for node in PAIRED}

@@ -50,7 +50,7 @@ def test_what_the_doctor_names_is_there(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_pages_are_in_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
-    subprocess.run(command, check=True, timeout=100)
+    subprocess.run(command, check=True, timeout=120)
     with zipfile.ZipFile(next(tmp_path.glob("drover-*.whl"))) as wheel:
         wheel.extractall(tmp_path / "site")
     inside = tmp_path / "site/drover_core/runbooks"

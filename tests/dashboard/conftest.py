@@ -55,6 +55,7 @@ class Chosen(FleetServicer):
         self.answers: list[tuple[str, str, str, str]] = []
         self.currency, self.measured = "", True
         self.judged = True  # it has judged since it began
+        self.role = "active"
         self.ledger = pb.Ledger()
         self.ledgers: list[pb.LedgerRequest] = []  # that were asked for
         self.preview = pb.ActPreview(may_act=True)
@@ -76,7 +77,7 @@ class Chosen(FleetServicer):
 
     def _called(self, name: str, context: grpc.ServicerContext) -> None:
         self.calls.append(name)
-        self.hang.wait(10)
+        self.hang.wait(120)
         if self.failure:
             context.abort(*self.failure)
 
@@ -88,6 +89,7 @@ class Chosen(FleetServicer):
             open_incidents_by_severity={"critical": 1} if self.judged else {},
             pending=self.pending, receivers=self.receivers, unknown_nodes=self.strangers,
             newest_sample_ms=NOW_MS - self.quiet_ms, newest_tick_ms=NOW_MS if self.judged else 0,
+            role=self.role,
             troubles=[f"the store is slow: {HOSTILE}"],
         )  # fmt: skip
 

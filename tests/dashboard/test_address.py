@@ -24,7 +24,7 @@ def script() -> None:
 
 
 def opened(**asked: str) -> AppTest:
-    app = AppTest.from_function(script, default_timeout=20)
+    app = AppTest.from_function(script, default_timeout=120)
     return at(app, **asked)
 
 
@@ -125,7 +125,7 @@ def picker() -> None:
 
 def test_a_quick_second_time_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run that was to show the first one ended at its begin, and the browser has the address of before."""
-    app = AppTest.from_function(picker, default_timeout=20)
+    app = AppTest.from_function(picker, default_timeout=120)
     at(app)
 
     def ends() -> None:

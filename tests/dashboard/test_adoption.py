@@ -22,7 +22,7 @@ def someone(monkeypatch: pytest.MonkeyPatch) -> Callable[[Person], None]:
 
 
 def opened() -> AppTest:
-    app = AppTest.from_file(str(PAGES / "fleet.py"), default_timeout=20)
+    app = AppTest.from_file(str(PAGES / "fleet.py"), default_timeout=120)
     app.run()
     assert not app.exception, app.exception
     return app

@@ -12,6 +12,8 @@ import pytest
 from drover_dashboard import client as module
 from drover_dashboard.client import VALUES_FRESH_S, ClientError, FleetClient, Tls
 from drover_dashboard.widgets.fleet_picture import REFRESH_S
+from drover_proto import fleet_methods as methods
+from drover_proto import fleet_pb2 as pb
 from testbed.waiting import wait_until
 
 
@@ -191,6 +193,32 @@ def test_an_answer_that_came_late_says_so_and_since_when(served: str, chosen, mo
     took_ms = 1900
     clock.ms = 1_010_000
     assert fleet.status().trouble is None
+    fleet.close()
+
+
+@pytest.mark.parametrize(("took_ms", "shared_ms"), [(3000, 6000), (400, 1000), (20_000, 10_000)])
+def test_a_slow_answer_is_shared_for_twice_as_long_as_it_took(
+    served: str, chosen, monkeypatch: pytest.MonkeyPatch, took_ms: int, shared_ms: int
+) -> None:
+    """So that ten open pages do not keep a slow collector busy all the time. What must be fresh is asked again."""
+    clock = Ticking()
+    fleet = FleetClient(served, now_ms=clock)
+    call = fleet._channel.call
+
+    def late(*args: Any) -> object:
+        clock.ms += took_ms
+        return call(*args)
+
+    monkeypatch.setattr(fleet._channel, "call", late)
+    fleet.status()
+    clock.ms += shared_ms - 1
+    fleet.status()
+    assert len(chosen.calls) == 1
+    fleet.ask(methods.GET_STATUS, pb.StatusRequest(), fresh_s=0.0)
+    assert len(chosen.calls) == 2
+    clock.ms += shared_ms
+    fleet.status()
+    assert len(chosen.calls) == 3
     fleet.close()
 
 

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, Route, sync_playwright
 from drover_dashboard.widgets.components import ASSETS
 from testbed.browser import CHROMIUM, FLAGS
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.system
 
 ORIGIN = "http://assets.test/"
 # 781 racks of 16 nodes of 8 GPUs, as wide and high as on a desk's screen; codes 0 (absent) to 4 one after another.

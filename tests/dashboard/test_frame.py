@@ -139,18 +139,18 @@ def console(served: str, chosen: Any, monkeypatch: pytest.MonkeyPatch) -> Iterat
     def up() -> bool:
         try:
             return (
-                urllib3.request("GET", f"http://127.0.0.1:{port}/_stcore/health", timeout=2, retries=False).status
+                urllib3.request("GET", f"http://127.0.0.1:{port}/_stcore/health", timeout=10, retries=False).status
                 == 200
             )
         except urllib3.exceptions.HTTPError:
             return False
 
     try:
-        wait_until(up, "the console is up", 60)
+        wait_until(up, "the console is up")
         yield f"http://127.0.0.1:{port}"
     finally:
         child.terminate()
-        child.wait(20)
+        child.wait(120)
 
 
 def _opened_and_closed(chosen: Any) -> None:
@@ -161,7 +161,6 @@ def _opened_and_closed(chosen: Any) -> None:
 
 
 @pytest.mark.system
-@pytest.mark.timeout(120)
 def test_search_bell_and_preferences_by_keyboard(console: str, chosen: Any) -> None:
     with chromium() as browser:
         page = browser.new_context(timezone_id="Europe/Berlin", color_scheme="light").new_page()

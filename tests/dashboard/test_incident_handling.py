@@ -31,7 +31,7 @@ LOST = Incident(
 
 
 def opened(page: str, **query: str) -> AppTest:
-    app = AppTest.from_file(str(PAGES / f"{page}.py"), default_timeout=20)
+    app = AppTest.from_file(str(PAGES / f"{page}.py"), default_timeout=120)
     for name, value in query.items():
         app.query_params[name] = value
     app.run()

@@ -52,7 +52,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
 
 
 def opened(**query: str) -> AppTest:
-    app = AppTest.from_file(str(PAGES / "capacity.py"), default_timeout=20)
+    app = AppTest.from_file(str(PAGES / "capacity.py"), default_timeout=120)
     for name, value in query.items():
         app.query_params[name] = value
     app.run()

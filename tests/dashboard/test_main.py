@@ -17,7 +17,7 @@ from testbed.waiting import wait_until
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "drover_dashboard.main", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def free_port() -> int:
@@ -72,16 +72,16 @@ def console() -> Iterator[str]:
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     base = f"http://127.0.0.1:{port}"
     try:
-        wait_until(lambda: child.poll() is None and get(f"{base}/_stcore/health")[0] == 200, "the console is up", 60)
+        wait_until(lambda: child.poll() is None and get(f"{base}/_stcore/health")[0] == 200, "the console is up")
         yield base
     finally:
         child.terminate()
-        assert child.wait(20) in (0, -15)
+        assert child.wait(120) in (0, -15)
 
 
 def get(url: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as reply:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=120) as reply:
             return reply.status, reply.read(), dict(reply.headers)
     except urllib.error.HTTPError as error:
         return error.code, error.read(), dict(error.headers)

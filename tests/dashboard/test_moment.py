@@ -110,7 +110,7 @@ def test_a_page_of_the_past_has_nothing_to_press(
     page: str, shared: FleetClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def buttons(at: str) -> set[str]:
-        test = AppTest.from_file(str(PAGES / f"{page}.py"), default_timeout=30)
+        test = AppTest.from_file(str(PAGES / f"{page}.py"), default_timeout=120)
         test.query_params["node"], test.query_params["id"] = "n2", "i1"
         if at:
             test.query_params["at"] = at

@@ -99,7 +99,7 @@ def test_an_event_that_repeats_is_one_part_of_the_strip_and_the_newest_stay() ->
 
 @pytest.mark.parametrize("wrong", ["", "x", "1060-1000", "1000", "-5-7", "1-999999999999"])
 def test_a_time_that_is_drawn_open_is_asked_for_alone(shared: FleetClient, chosen: Chosen, wrong: str) -> None:
-    app = AppTest.from_file(str(PAGES / "node.py"), default_timeout=20)
+    app = AppTest.from_file(str(PAGES / "node.py"), default_timeout=120)
     app.query_params["node"] = "n2"
     app.query_params[charts.OPEN] = "1000-1060"
     app.run()
@@ -119,7 +119,7 @@ def test_the_charts_peers_are_those_of_a_gpu_that_holds_a_job(
     shared: FleetClient, chosen: Chosen, held: dict[int, str], asked: str, first: int | None
 ) -> None:
     chosen.held = held
-    app = AppTest.from_file(str(PAGES / "node.py"), default_timeout=20)
+    app = AppTest.from_file(str(PAGES / "node.py"), default_timeout=120)
     app.query_params["node"] = "n2"
     app.query_params["gpu"] = asked
     app.run()
@@ -163,7 +163,7 @@ def test_a_row_of_the_table_opens_its_gpu() -> None:
 
 
 def test_one_more_metric_is_charted_first(shared: FleetClient, chosen: Chosen) -> None:
-    app = AppTest.from_file(str(PAGES / "node.py"), default_timeout=20)
+    app = AppTest.from_file(str(PAGES / "node.py"), default_timeout=120)
     app.query_params["node"], app.query_params["metric"] = "n2", "memory_temp_c"
     app.run()
     assert not app.exception
@@ -220,7 +220,7 @@ def test_a_gpu_is_compared_with_another_or_with_an_earlier_day(
     shared: FleetClient, chosen: Chosen, vs: str, targets: list[tuple[str, int]], asked: int
 ) -> None:
     chosen.held = {1: "j1"}
-    app = AppTest.from_file(str(PAGES / "node.py"), default_timeout=20)
+    app = AppTest.from_file(str(PAGES / "node.py"), default_timeout=120)
     app.query_params["node"], app.query_params["gpu"], app.query_params["vs"] = "n2", "1", vs
     app.run()
     assert not app.exception

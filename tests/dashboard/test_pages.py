@@ -19,7 +19,7 @@ PAGES = Path(drover_dashboard.__file__).parent / "pages"
 
 
 def opened(page: str, **query: str) -> AppTest:
-    app = AppTest.from_file(str(PAGES / f"{page}.py"), default_timeout=20)
+    app = AppTest.from_file(str(PAGES / f"{page}.py"), default_timeout=120)
     for name, value in query.items():
         app.query_params[name] = value
     app.run()
@@ -73,15 +73,25 @@ def test_what_nobody_has_judged_yet_is_not_zero(shared: FleetClient, chosen, mon
     opened("incidents")
     lists = [data["empty"] for data in drawn if "columns" in data and data["columns"][0]["label"] == "Severity"]
     assert len(lists) == 2
-    assert all("judged nothing yet" in empty for empty in lists)
+    assert all("nothing is judged yet" in empty for empty in lists)
 
     drawn.clear()
     detail = pb.JobDetail(row=pb.JobRow(job="812", gpus=8, nodes=1))
     monkeypatch.setattr(shared, "job", lambda name, **_: Answer(detail, 1))
     texts = [text.value for text in opened("job", job="812").text]
     lists = [data["empty"] for data in drawn if "columns" in data and data["columns"][0]["label"] == "Severity"]
-    assert ["judged nothing yet" in empty for empty in lists] == [True]
+    assert ["nothing is judged yet" in empty for empty in lists] == [True]
     assert not any("No open incident" in text for text in texts)
+
+
+def test_a_standby_is_not_about_to_judge(shared: FleetClient, chosen, monkeypatch: pytest.MonkeyPatch) -> None:
+    lists: list[str] = []
+    monkeypatch.setattr(
+        "drover_dashboard.pages.incidents.incident_rows.show", lambda *_, empty, **__: lists.append(empty)
+    )
+    chosen.judged, chosen.role = False, "standby"
+    opened("incidents")
+    assert lists == ["What is wrong is not known: another collector judges."]
 
 
 @pytest.mark.parametrize("quiet_ms", [5000, 240_000])

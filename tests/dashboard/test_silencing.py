@@ -53,7 +53,7 @@ def someone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Person], None
 
 
 def opened(page: str, **query: str) -> AppTest:
-    app = AppTest.from_file(str(PAGES / f"{page}.py"), default_timeout=20)
+    app = AppTest.from_file(str(PAGES / f"{page}.py"), default_timeout=120)
     for name, value in query.items():
         app.query_params[name] = value
     app.run()

@@ -87,7 +87,7 @@ def test_spans() -> None:
 
 
 def opened(page: str, **query: str) -> AppTest:
-    app = AppTest.from_file(str(PAGES / f"{page}.py"), default_timeout=20)
+    app = AppTest.from_file(str(PAGES / f"{page}.py"), default_timeout=120)
     for name, value in query.items():
         app.query_params[name] = value
     return app.run()
@@ -119,12 +119,12 @@ def test_each_of_several_choices_stands_in_the_address_and_a_wrong_one_says_so(s
 
 
 def test_the_time_goes_along_to_a_page_whose_address_has_none(shared: FleetClient) -> None:
-    app = AppTest.from_file(str(PAGES / "node.py"), default_timeout=20)
+    app = AppTest.from_file(str(PAGES / "node.py"), default_timeout=120)
     app.query_params["node"] = "n2"
     app.session_state[time_range.CARRIED] = ("6 h", None)
     app.run()
     assert app.query_params[time_range.SPAN] == "6 h"
-    other = AppTest.from_file(str(PAGES / "node.py"), default_timeout=20)
+    other = AppTest.from_file(str(PAGES / "node.py"), default_timeout=120)
     other.query_params["node"], other.query_params[time_range.SPAN] = "n2", "1 h"
     other.session_state[time_range.CARRIED] = ("6 h", None)
     other.run()

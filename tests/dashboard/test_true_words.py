@@ -66,7 +66,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def opened(page: str, **query: str) -> AppTest:
-    app = AppTest.from_file(str(PAGES / f"{page}.py"), default_timeout=20)
+    app = AppTest.from_file(str(PAGES / f"{page}.py"), default_timeout=120)
     for name, value in query.items():
         app.query_params[name] = value
     app.run()

@@ -37,6 +37,6 @@ def test_a_page_that_no_longer_fits_leaves_a_word_about_the_restart(
 
     monkeypatch.setattr(upgraded, "replaced", lambda: changed)
     monkeypatch.setattr(StreamlitPage, "run", broken)
-    app = AppTest.from_file(str(SCRIPT), default_timeout=20).run()
+    app = AppTest.from_file(str(SCRIPT), default_timeout=120).run()
     assert [text.value for text in app.text] == [upgraded.TEXT] * changed
     assert len(app.exception) == (not changed)

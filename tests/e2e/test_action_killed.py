@@ -11,8 +11,6 @@ import pytest
 
 from testbed.killing import Killed
 
-pytestmark = pytest.mark.timeout(400)
-
 # A scheduler whose nodes are folders. `effects` has a line for each change; `kill_at` names the call in which it kills
 # the collector, its parent: before it has done anything of it, or after all of it and before it answers.
 PROGRAM = """#!/bin/sh

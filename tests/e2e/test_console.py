@@ -30,7 +30,7 @@ from testbed.browsing import COMPONENTS, PHONE, SCREEN, Tab, at_rest, entries, l
 from testbed.system_processes import collector, free_port, reachable, running
 from testbed.waiting import wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(420)]
+pytestmark = pytest.mark.system
 
 NODES = 16
 SLOW, HOT, FLAPPING = ("r01n02", 3), ("r02n01", 5), "r01n05"
@@ -40,7 +40,7 @@ FAULTS = [
     Fault("thermal", "cooling", *HOT, 5.0, None, 1.8, 10.0),
     Fault("link", "ib_flap", FLAPPING, None, 5.0, None, 1.0),
 ]
-FOUND_S = 150.0
+FOUND_S = 400.0
 STANDS = "window.__drover_fleet && !window.__drover_fleet.early"
 BEGUN = (
     "window.__drover_early && performance.getEntriesByType('resource').some((e) => e.name.includes('/assets/fleet.js'))"
@@ -81,7 +81,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
         ),
         running(folder, "drover_dashboard.main", "--collector", served.api, "--port", str(port)) as log,
     ):  # fmt: skip
-        wait_until(lambda: reachable("127.0.0.1", port), "the console listens", 60)
+        wait_until(lambda: reachable("127.0.0.1", port), "the console listens")
         yield Console(f"http://127.0.0.1:{port}", fleet, log)
 
 

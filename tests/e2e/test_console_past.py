@@ -16,7 +16,7 @@ from testbed.browsing import Tab, lone_tab
 from testbed.system_processes import free_port, reachable, running
 from testbed.waiting import wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.system
 
 
 class Console(NamedTuple):
@@ -33,7 +33,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
         running(folder, "testbed.past_fleet", str(folder), str(api), env=os.environ | {"PYTHONPATH": path}),
         running(folder, "drover_dashboard.main", "--collector", f"127.0.0.1:{api}", "--port", str(port)) as log,
     ):
-        wait_until(lambda: reachable("127.0.0.1", api) and reachable("127.0.0.1", port), "both listen", 120)
+        wait_until(lambda: reachable("127.0.0.1", api) and reachable("127.0.0.1", port), "both listen")
         yield Console(f"http://127.0.0.1:{port}", at)
         assert "Traceback" not in log.read_text()
 

@@ -22,7 +22,7 @@ from testbed.browsing import Tab, lone_tab
 from testbed.system_processes import collector, free_port, reachable, running
 from testbed.waiting import wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(420)]
+pytestmark = pytest.mark.system
 
 NODES = 16
 
@@ -44,7 +44,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, lis
         collector(folder, dump_toml(spec)) as served,
         running(folder, "drover_dashboard.main", "--collector", served.api, "--port", str(port)),
     ):
-        wait_until(lambda: reachable("127.0.0.1", port), "the console listens", 60)
+        wait_until(lambda: reachable("127.0.0.1", port), "the console listens")
         yield f"http://127.0.0.1:{port}", [node.name for node in spec.nodes]
 
 

@@ -15,12 +15,12 @@ from drover_core.model.fleet import dump_toml
 from drover_dashboard.widgets.address import LATE_S
 from drover_dashboard.widgets.view import ALL_PAGES
 from drover_simulator.fleet import build_fleet
-from testbed.browsing import Tab, addresses, at_rest, lone_tab
+from testbed.browsing import REFRESHED_S, Tab, addresses, at_rest, lone_tab
 from testbed.fleet_proxy import Between, between
 from testbed.system_processes import collector, free_port, reachable, running
 from testbed.waiting import wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.system
 
 PAGES = sorted(page.stem for page in ALL_PAGES)
 WITHOUT = {"policy", "risk", "system"}  # they have none
@@ -33,7 +33,6 @@ FOUND = f"""[...document.querySelector('[data-testid=stMain]').querySelectorAll(
   .map((e) => e.getAttribute('role') || e.tagName)
   .filter((r) => !['alert', 'group', 'img', 'progressbar', 'radio', 'region', 'status'].includes(r))"""
 CHOICES = 3
-SOON_MS = 60_000  # only a test that fails takes so long: two cores of CI have four such tests at once
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +44,7 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Bet
         between(served.api) as (api, proxy),
         running(folder, "drover_dashboard.main", "--collector", api, "--port", str(port)) as log,
     ):
-        wait_until(lambda: reachable("127.0.0.1", port), "the console listens", 60)
+        wait_until(lambda: reachable("127.0.0.1", port), "the console listens")
         yield f"http://127.0.0.1:{port}", proxy
         assert "Traceback" not in log.read_text()
 
@@ -58,7 +57,6 @@ def url(console: tuple[str, Between]) -> str:
 @pytest.fixture(scope="module")
 def tab(url: str, browser: Any) -> Iterator[Tab]:
     with lone_tab(browser, "light") as made:
-        made.page.set_default_timeout(SOON_MS)
         yield made
 
 
@@ -101,7 +99,7 @@ class Selector:
     def shows(self, option: str) -> None:
         """Once nothing runs any more."""
         at_rest(self._page)
-        wait_until(lambda: self.shown() == option, f"{self._kind} {self._at} is {option!r}", SOON_MS / 1000)
+        wait_until(lambda: self.shown() == option, f"{self._kind} {self._at} is {option!r}", REFRESHED_S)
         at_rest(self._page)
         assert self.shown() == option
 

@@ -6,11 +6,7 @@ import re
 import urllib.request
 from pathlib import Path
 
-import pytest
-
 from testbed.demo import demo
-
-pytestmark = pytest.mark.timeout(420)
 
 
 def _kept(said: str) -> Path:
@@ -28,7 +24,7 @@ def test_a_collector_that_dies_leaves_its_logs_and_a_console_that_shows_it(tmp_p
         said = running.wait_for(r"failed: the collector was killed by signal 9; its last lines:\n(.*)\n")
         assert said[1].strip(), "the last line of its log"
         running.wait_for(f"The console stays up at {console}")
-        with urllib.request.urlopen(f"{console}/_stcore/health", timeout=10) as reply:
+        with urllib.request.urlopen(f"{console}/_stcore/health", timeout=120) as reply:
             assert reply.status == 200
         assert running.interrupt() == 2
         assert "drover-collector is ready" in (_kept(running.said) / "collector.log").read_text()
@@ -38,7 +34,7 @@ def test_without_a_console_it_ends_by_itself_and_keeps_its_logs(tmp_path: Path) 
     with demo(tmp_path, "--nodes", "8", "--faults", "none", "--no-dashboard") as running:
         running.wait_for("the fleet streams")
         running.child("drover_agent.main").kill()
-        assert running.process.wait(60) == 2
+        assert running.process.wait(120) == 2
         assert "the fleet was killed by signal 9" in running.said
         assert {"collector.log", "fleet.log"} <= {path.name for path in _kept(running.said).iterdir()}
 

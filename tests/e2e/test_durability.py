@@ -7,13 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bench_durability.py"
 KILLS = 5
 
 
-@pytest.mark.timeout(420)  # half a minute on a machine of its own
 def test_what_was_acknowledged_is_there_once_whichever_process_is_killed(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(BENCHMARK), "--kills", str(KILLS), "--nodes", "2", "--no-disk", "--quick", "--keep",

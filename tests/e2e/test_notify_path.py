@@ -29,10 +29,10 @@ def send_xid(address: str, node: str) -> None:
         hello = wire.Hello(node=node, spool_id="s1", boot_id="b1", protocol=1, ts_ms=now_ms, agent_version="0")
         yield wire.AgentMessage(hello=hello)
         yield wire.AgentMessage(record=wire.Record(seq=1, event=event))
-        done.wait(30)
+        done.wait(120)
 
     with grpc.insecure_channel(address) as channel:
-        for message in TelemetryStub(channel).Stream(up(), timeout=30):
+        for message in TelemetryStub(channel).Stream(up(), timeout=120):
             held = {s.lane: s.seq for s in (*message.welcome.held, *message.ack.held)}
             if held.get(wire.EVENTS) == 1:
                 done.set()

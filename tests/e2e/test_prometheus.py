@@ -33,13 +33,13 @@ def program(folder: Path, *command: str) -> Iterator[None]:
             yield
         finally:
             child.terminate()
-            child.wait(20)
+            child.wait(120)
 
 
 def get(port: int, path: str) -> Any:
     """The JSON at a path, None while nobody answers."""
     try:
-        answer = urllib3.request("GET", f"http://127.0.0.1:{port}{path}", timeout=5, retries=False)
+        answer = urllib3.request("GET", f"http://127.0.0.1:{port}{path}", timeout=120, retries=False)
     except urllib3.exceptions.HTTPError:
         return None
     return json.loads(answer.data) if answer.status == 200 else None
@@ -54,7 +54,7 @@ def send_xid(address: str) -> None:
     ]
     with grpc.insecure_channel(address) as channel:
         stream = channel.stream_stream(METHOD, response_deserializer=pb.CollectorMessage.FromString)
-        call = stream(iter([message.SerializeToString() for message in messages]), timeout=30)
+        call = stream(iter([message.SerializeToString() for message in messages]), timeout=120)
         held = [lane.seq for message in call for lane in message.ack.held if lane.lane == pb.EVENTS]
         assert max(held) == 1
 
@@ -64,7 +64,6 @@ def alerts(port: int) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.system
-@pytest.mark.timeout(240)  # 20 s on a machine of its own
 def test_an_incident_burns_in_prometheus_and_reaches_the_alertmanager(tmp_path: Path) -> None:
     agents, api, page, prometheus, manager = (free_port() for _ in range(5))
     (tmp_path / "fleet.toml").write_text('[[nodes]]\nnames = "n[0-3]"\nsku = "H100-SXM"\ngpus = 4\n')
@@ -96,14 +95,14 @@ def test_an_incident_burns_in_prometheus_and_reaches_the_alertmanager(tmp_path: 
             found = get(prometheus, "/api/v1/targets?state=active")
             return bool(found) and [t["health"] for t in found["data"]["activeTargets"]] == ["up"]
 
-        wait_until(up, "Prometheus scrapes the collector", 60)
+        wait_until(up, "Prometheus scrapes the collector")
         groups = get(prometheus, "/api/v1/rules")["data"]["groups"]
         assert {group["name"] for group in groups} == {"drover", "drover-fleet", "drover-slo"}
         text = RULES.read_text("utf-8")
         assert sum(len(group["rules"]) for group in groups) == text.count("- alert:") + text.count("- record:")
         assert "DroverCriticalIncident" not in alerts(manager)
         send_xid(f"127.0.0.1:{agents}")
-        wait_until(lambda: "DroverCriticalIncident" in alerts(manager), "the alert reaches the Alertmanager", 60)
+        wait_until(lambda: "DroverCriticalIncident" in alerts(manager), "the alert reaches the Alertmanager")
         alert = alerts(manager)["DroverCriticalIncident"]
         assert alert["labels"]["severity"] == "critical"
         assert alert["annotations"]["summary"] == "Critical incidents open: 1"
@@ -113,4 +112,4 @@ def test_an_incident_burns_in_prometheus_and_reaches_the_alertmanager(tmp_path: 
             rules = [rule for group in found["data"]["groups"] for rule in group["rules"]]
             return all(rule["health"] == "ok" for rule in rules)
 
-        wait_until(evaluated, "every rule is evaluated without an error", 30)
+        wait_until(evaluated, "every rule is evaluated without an error")

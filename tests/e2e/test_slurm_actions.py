@@ -31,7 +31,7 @@ from testbed.slurm import running as running_slurm
 from testbed.system_processes import running
 from testbed.waiting import wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]  # the first test pays for the start of all
+pytestmark = pytest.mark.system
 
 KILLED = ("n1", "n2", "n3")  # of those on which a third collector is killed
 NODES = ("gpu01", "gpu02", "gpu03", "gpu04", "gpu05", "gpu06", *KILLED)
@@ -45,7 +45,7 @@ status=$?
 die "$1 after"
 exit $status
 """
-SLOW_S = 60.0  # Slurm takes its time for a requeued job
+SLOW_S = 300.0  # Slurm takes its time for a requeued job
 
 
 class Scene(NamedTuple):
@@ -194,7 +194,7 @@ def test_slurmctld_is_stopped_and_started_again_in_the_middle(scene: Scene) -> N
 
     wait_until(done, "the drain is done once slurmctld is back", SLOW_S)
     assert scene.node("gpu06").reason == "drover:hand: slow"
-    assert "does not answer" not in " ".join(scene.active.stub.GetStatus(pb.StatusRequest(), timeout=5).troubles)
+    assert "does not answer" not in " ".join(scene.active.stub.GetStatus(pb.StatusRequest(), timeout=120).troubles)
 
 
 def test_a_collector_killed_in_the_middle_has_changed_slurm_once_when_the_next_has_ended(

@@ -17,7 +17,7 @@ from drover_core.model.events import Act, Action, ActionState
 from testbed.slurm import Slurm
 from testbed.slurm import running as running_slurm
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.system
 
 NODES = ("gpu01", "gpu02", "gpu03", "gpu04")
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

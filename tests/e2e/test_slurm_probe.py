@@ -67,12 +67,12 @@ from testbed.slurm import Slurm
 from testbed.slurm import running as running_slurm
 from testbed.waiting import until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.system
 
 NODE, GPU = "r01n02", 5
 MINUTES = 6.0
 PROBE_GPUS = Path(__file__).resolve().parents[1] / "testbed/probe_gpus.py"
-SLOW_S = 60.0  # Slurm's queue and the import of torch, on a machine that has other work
+SLOW_S = 300.0  # Slurm's queue and the import of torch, on a machine that has other work
 INDEX = FleetIndex(FleetSpec((NodeSpec(NODE, "r1", "l1", "train", "H200", 1),), (), "probed"))
 
 

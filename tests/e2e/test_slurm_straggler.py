@@ -57,12 +57,12 @@ from testbed.slurm import Slurm
 from testbed.slurm import running as running_slurm
 from testbed.waiting import until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.system
 
 NODE, GPU = "r01n02", 5
 MINUTES = 6.0
 HOUR_MS = 3_600_000
-SLOW_S = 40.0  # Slurm's commands, on a machine that has other work
+SLOW_S = 300.0  # Slurm's commands, on a machine that has other work
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from drover_cli.validation.page import LEGEND, Validation, page
 from drover_core.model.events import ProbeOrder, ProbeReason, ProbeResult
 from testbed.namespaces import can, inside, switched
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.system
 
 PORT = 29_611
 PROBES = ("pairs_group",)

@@ -85,7 +85,7 @@ def test_the_program_of_the_demo_asks_it_over_a_socket(tmp_path: Path) -> None:
     async def call(act: str, node: str = NODE) -> tuple[int, str, str]:
         body = json.dumps({"act": act, "node": node, "mark": "m", "reason": "drover:m: x", "by": "b"})
         done = await asyncio.to_thread(
-            subprocess.run, command, input=body, capture_output=True, text=True, timeout=60, check=False
+            subprocess.run, command, input=body, capture_output=True, text=True, timeout=120, check=False
         )
         return done.returncode, done.stdout, done.stderr
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -37,12 +38,15 @@ from drover_collector.actions.run_program import Ran
 from drover_collector.actions.settings import ActConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.api import actions as api_actions
+from drover_collector.detectors import DETECTORS, Detector
 from drover_collector.detectors._lib.examples import START_MS, training_bucket
+from drover_collector.engine.engine import Engine
 from drover_collector.fleet.buckets import BUCKET_MS
 from drover_collector.fleet.index import FleetIndex
 from drover_collector.ingest.parse_records import RecordSource, parse_record
 from drover_collector.notify.incident_notes import IncidentNotes
 from drover_collector.notify.silences import Silences
+from drover_collector.pipeline import pipeline as judging
 from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy
@@ -54,6 +58,7 @@ from drover_core.model.events import (
     ProbeVerdict,
 )
 from drover_core.model.fleet import FleetSpec, NodeSpec
+from drover_core.model.kinds import BOOT_ID
 from drover_proto import telemetry_pb2 as pb
 from testbed.desks import dispatcher_of
 from testbed.kept_store import KeptStore, Lease
@@ -193,7 +198,13 @@ class Node:
 
 
 class World:
-    """`violations`: what must never be, as sentences; filled by `on_close`, `on_open` and `on_command` of who knows."""
+    """
+    Attributes:
+        violations: what must never be, as sentences; filled by `on_close`, `on_open` and `on_command` of who knows.
+        detectors: that its collectors have.
+    """
+
+    detectors: Sequence[Detector] = DETECTORS
 
     def __init__(self, policy: Policy, ceiling: str) -> None:
         self.true_ms, self.offset_ms = 0, BEGIN_MS
@@ -321,7 +332,7 @@ class World:
                 continue
             if node.reported_boot != node.boot:
                 node.reported_boot, node.boot_known_ms = node.boot, self.true_ms
-                self.kept.inventory_reports.append((self.now_ms(), node.name, {"boot_id": f"{node.name}-{node.boot}"}))
+                self.kept.inventory_reports.append((self.now_ms(), node.name, {BOOT_ID: f"{node.name}-{node.boot}"}))
             for kind, code, gpu, ts_ms, boot, true_ms in node.spool:
                 self.seq += 1
                 event = pb.Event(ts_ms=ts_ms, kind=kind, code=code, boot_id=f"{node.name}-{boot}", gpu=gpu)
@@ -349,6 +360,7 @@ class World:
             for module in modules:
                 if hasattr(module, "time"):
                     stack.enter_context(mock.patch.object(module, "time", clock))
+            stack.enter_context(mock.patch.object(judging, "Engine", partial(Engine, detectors=self.detectors)))
             stack.enter_context(mock.patch.object(api_actions, "WAIT_S", 0.0))  # nothing goes on meanwhile
             stack.enter_context(mock.patch.object(commands, "run", self.program))
             stack.enter_context(mock.patch.object(worker.Worker, "start", _begin))

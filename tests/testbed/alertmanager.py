@@ -31,7 +31,7 @@ class Running(NamedTuple):
 
     def alerts(self, member: int = 0) -> list[dict[str, Any]]:
         """Those that fire there now."""
-        answer = urllib3.request("GET", f"{self.urls[member]}/api/v2/alerts", timeout=5, retries=False)
+        answer = urllib3.request("GET", f"{self.urls[member]}/api/v2/alerts", timeout=120, retries=False)
         return list(answer.json())
 
     def firing(self, member: int = 0) -> list[dict[str, str]]:
@@ -81,6 +81,6 @@ def _started(folder: Path, members: int, stack: ExitStack) -> tuple[str, ...] | 
 
 def ready(url: str) -> bool:
     try:
-        return urllib3.request("GET", f"{url}/-/ready", timeout=1, retries=False).status == 200
+        return urllib3.request("GET", f"{url}/-/ready", timeout=10, retries=False).status == 200
     except urllib3.exceptions.HTTPError:
         return False

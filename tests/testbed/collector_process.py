@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-START_S = 60
+START_S = 300
 
 
 def write(folder: Path, extra: str = "", ingest: str = "127.0.0.1:0", api: str = "127.0.0.1:0") -> Path:
@@ -47,7 +47,7 @@ class Running:
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(30)
+        return self.process.wait(120)
 
 
 @contextlib.contextmanager

@@ -30,8 +30,8 @@ TESTS = Path(__file__).resolve().parents[1]
 POLICY = Path(drover_collector.__file__).parent / "policy" / "presets" / "nvidia.toml"
 NODES, PROBED, INTERVAL_S = 256, 16, 5.0
 OPERATOR, VIEWER = "alex@example.com", "kim@example.com"
-STOP_S = 30.0
-FOUND_S = 150.0
+STOP_S = 300.0
+FOUND_S = 400.0
 # The slow GPU is in another job than the rest: so that is what the job's page names.
 RED, SLOW, HOT, FLAPPING = ("r02n03", 2), ("r09n02", 3), ("r02n01", 5), "r01n05"
 FAULTS = MEMORY, STRAGGLER, THERMAL, LINK = [
@@ -79,14 +79,14 @@ class Collector:
             config = str(self._folder / "collector.toml")
             command = [sys.executable, "-m", "drover_collector.main", "run", "--config", config]
             self._child = subprocess.Popen(command, stdout=output, stderr=output)
-        wait_until(self.answers, "the collector answers", 120)
+        wait_until(self.answers, "the collector answers")
 
     def kill(self) -> None:
         self._end(signal.SIGKILL)
 
     def answers(self) -> bool:
         try:
-            return bool(self.stub.GetStatus(pb.StatusRequest(), timeout=2))
+            return bool(self.stub.GetStatus(pb.StatusRequest(), timeout=10))
         except grpc.RpcError:
             return False
 
@@ -127,7 +127,7 @@ class Console:
         return detail is not None and detail.gpus[gpu].health == "confirmed"
 
     def stage(self, node: str) -> str:
-        duties = self.served.stub.ListActions(pb.ActionsRequest(node=node), timeout=10).duties
+        duties = self.served.stub.ListActions(pb.ActionsRequest(node=node), timeout=120).duties
         return duties[0].stage if duties else ""
 
 
@@ -165,5 +165,5 @@ def console(folder: Path, nodes: int = NODES) -> Iterator[Console]:
             )
         )  # fmt: skip
         fleet = stack.enter_context(closing(FleetClient(served.api)))
-        wait_until(lambda: reachable("127.0.0.1", port), "the console listens", 120)
+        wait_until(lambda: reachable("127.0.0.1", port), "the console listens")
         yield Console(f"http://127.0.0.1:{port}", fleet, served, way, log, names, probed)

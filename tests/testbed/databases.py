@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from clickhouse_connect.driver._backend.models import ClientConfig
 from clickhouse_connect.driver._backend.orchestration import InitializationResult, init_sequence, run_sync
 from clickhouse_connect.driver._chdbclient import ChdbClient
 from clickhouse_connect.driver.query import TzSource
 
 from drover_collector.store.clickhouse.client import Clients
+from drover_collector.store.durability.integrity import Integrity
+from drover_collector.store.schema import ddl_copies, migrations
+from drover_collector.store.schema.tables import Table
+
+LATE_S = 10.0  # as between its later looks
 
 
 class Databases:
@@ -31,6 +38,7 @@ class Databases:
         self._numbers = itertools.count(1)
         self._made: dict[str, tuple[bytes, int]] = {}  # how the tables rest, and how many changes of them are known
         self._free: list[str] = []
+        self._wanted: dict[str, tuple[Table, ...]] = {}  # as the tables were made
 
     def new(self) -> str:
         return f"t{next(self._numbers)}"
@@ -38,6 +46,28 @@ class Databases:
     def empty(self) -> str:
         """One whose tables are made already, or a new one."""
         return self._free.pop() if self._free else self.new()
+
+    @contextmanager
+    def opening(self, name: str) -> Iterator[None]:
+        """While a store is opened in one that `empty` gave: tables that were made as it wants them are not compared.
+
+        `give` has seen that nobody changed them. To compare them, and to look for their copies, is a third of an open.
+        """
+        ensure = migrations.ensure
+
+        def ensure_unless_made(clients: Clients, tables: Iterable[Table], *, keep_ttl: bool = False) -> list[str]:
+            wanted = tuple(tables)
+            if self._wanted.get(name) == wanted:
+                patch.setattr(ddl_copies, "keep", lambda *_: None)
+                return []
+            changes = ensure(clients, wanted, keep_ttl=keep_ttl)
+            self._wanted.setdefault(name, wanted)
+            return changes
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(migrations, "ensure", ensure_unless_made)
+            patch.setattr(Integrity, "_run", _late(Integrity._run))
+            yield
 
     def opened(self, name: str) -> None:
         """The tables of one that `empty` gave are there now."""
@@ -53,6 +83,7 @@ class Databases:
             self._free.append(name)
         else:
             self._made.pop(name, None)
+            self._wanted.pop(name, None)
             self.clients.command(f"DROP DATABASE {name}")  # or every later start would load it
 
     def _emptied(self, name: str) -> bool:
@@ -73,6 +104,16 @@ class Databases:
         """Of all tables, as they rest: what a test has altered is another."""
         files = sorted((self._folder / "metadata" / name).glob("*.sql"))
         return b"".join(hashlib.sha256(file.name.encode() + file.read_bytes()).digest() for file in files)
+
+
+def _late(run: Callable[[Integrity], None]) -> Callable[[Integrity], None]:
+    """What watches a store's files looks first when most tests have ended: a look costs half as much as an open."""
+
+    def run_late(watch: Integrity) -> None:
+        if not watch._stopping.wait(LATE_S):
+            run(watch)
+
+    return run_late
 
 
 def ask_engine_once() -> None:

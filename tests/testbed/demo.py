@@ -16,8 +16,8 @@ import psutil
 
 from testbed.waiting import wait_until
 
-START_S = 150
-COMMAND_S = 120
+START_S = 300
+COMMAND_S = 300
 
 
 class Demo:
@@ -70,7 +70,7 @@ class Demo:
 
     def interrupt(self) -> int:
         self.process.send_signal(signal.SIGINT)
-        return self.process.wait(60)
+        return self.process.wait(120)
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ class BadDisk:
         if threading.current_thread() is threading.main_thread() and not self._answers.is_set():
             raise AssertionError("the event loop waits for a disk that hangs")
         self.waiting += 1
-        self._answers.wait(60)
+        self._answers.wait(120)
         self.waiting -= 1
 
     def _write(self) -> None:

@@ -18,7 +18,7 @@ import grpc
 from testbed.older_fleet import older
 from testbed.system_processes import SOON
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20))
 
 

@@ -14,7 +14,7 @@ from drover_collector.auth.tls import ServerTls
 from drover_collector.grpc_h2 import GrpcServer, Handler, ServerOptions
 from testbed.http2 import kinds, split
 
-WAIT_S = 20
+WAIT_S = 120
 MESSAGE_BYTES = 17 << 20
 LARGE = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 

@@ -26,7 +26,7 @@ from testbed.certificates import Files
 from testbed.http2 import GREETING, block, data
 
 PATH = "/drover.telemetry.v1.Telemetry/Stream"
-WAIT_S = 60.0
+WAIT_S = 300.0
 MIB = 2**20
 HELLO, BATCH, RECORD, RECORDS = b"\x0a", b"\x12", b"\x1a", b"\x2a"  # tags of AgentMessage
 ALL_SETTINGS = frames.FRAME_BYTES // 6  # entries in the longest frame

@@ -29,7 +29,7 @@ from testbed.http2 import block
 SERIES = "/drover.fleet.v1.Fleet/QuerySeries"
 STATUS = "/drover.fleet.v1.Fleet/GetStatus"
 CGROUPS = Path("/sys/fs/cgroup")
-STATUS_S = 30.0  # what GetStatus may take before it counts as not answered
+STATUS_S = 120.0  # what GetStatus may take before it counts as not answered
 MIB = 1 << 20
 
 
@@ -130,7 +130,7 @@ def watch(pid: int, target: str, operator: Files | None, *, reconnect: bool = Fa
 
 
 def flood(
-    target: str, attacker: Files, body: bytes, *, connections: int, calls: int, rounds: int, timeout_s: float = 60.0
+    target: str, attacker: Files, body: bytes, *, connections: int, calls: int, rounds: int, timeout_s: float = 300.0
 ) -> Counter[str]:
     """Call QuerySeries with the gzipped body, `calls` at a time on each connection; the answers' codes, counted."""
     codes: Counter[str] = Counter()

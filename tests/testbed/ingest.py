@@ -21,7 +21,7 @@ from drover_proto import telemetry_pb2 as pb
 from testbed.fleets import T0, block, index_of
 
 LIVE, BACKFILL, EVENTS = pb.LIVE, pb.BACKFILL, pb.EVENTS
-QUICK = Limits(flush_s=0.01, retry_s=0.01)
+QUICK = Limits(judge_s=300, flush_s=0.01, retry_s=0.01)
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Agent:
     async def read(self, kind: str = "") -> pb.CollectorMessage:
         """The next message, or the next of a kind."""
         while True:
-            message = await asyncio.wait_for(self.call.read(), 20)
+            message = await asyncio.wait_for(self.call.read(), 120)
             assert isinstance(message, pb.CollectorMessage), f"{await self.call.code()}: {await self.call.details()}"
             match message.WhichOneof("kind"):
                 case "welcome":
@@ -108,7 +108,7 @@ class Agent:
 
     async def ended(self) -> tuple[grpc.StatusCode, str]:
         with contextlib.suppress(grpc.RpcError):  # grpc.aio raises what code and details also say
-            while isinstance(await asyncio.wait_for(self.call.read(), 20), pb.CollectorMessage):
+            while isinstance(await asyncio.wait_for(self.call.read(), 120), pb.CollectorMessage):
                 pass
         return await self.call.code(), await self.call.details()
 

@@ -1,20 +1,21 @@
 """A store in memory with what judging and acting ask of one, for histories that are too long for a real one.
 
 Versions are kept as in the real one: all of them, in the order in which they were written. It outlives collectors; each
-opens it as `Lease`, and only the newest of these may act.
+opens it as `Lease`, and only the newest of these may act. test_kept_store.py holds its answers against a real one's.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from drover_collector.fleet.buckets import BUCKET_MS, Bucket
+from drover_collector.fleet.buckets import BUCKET_MS, Bucket, Ints
 from drover_collector.fleet.index import FleetIndex
-from drover_collector.store import StoreError
+from drover_collector.store import Store, StoreError
 from drover_core.model.events import (
     Act,
     Action,
@@ -29,12 +30,14 @@ from drover_core.model.events import (
     ProbeOrder,
     RecommendedAction,
 )
+from drover_core.model.kinds import BOOT_ID
 
 
 class KeptStore:
     shared = False
 
     def __init__(self) -> None:
+        self.lock = threading.RLock()  # each node's actions have a thread
         self.holder: object = None  # the collector that has the lease
         self.kept_events: dict[str, Event] = {}
         self.judged: set[str] = set()
@@ -90,6 +93,13 @@ class KeptStore:
     def write_health(self, changes: object) -> None:
         pass
 
+    def write_orders(self, orders: Iterable[ProbeOrder]) -> None:
+        for order in orders:
+            self.orders.setdefault(order.id, order)  # all that is asked for is the first version
+
+    def write_inventory(self, node: str, ts_ms: int, facts: Mapping[str, str]) -> None:
+        self.inventory_reports.append((ts_ms, node, facts))
+
     # ---- reads
 
     def fence(self) -> str:
@@ -107,9 +117,13 @@ class KeptStore:
     def troubles(self, since_ms: int) -> list[Incident]:  # risk acts on nothing
         return []
 
-    def events(self, from_ms: int, to_ms: int, limit: int) -> list[Event]:
-        found = [e for e in self.kept_events.values() if from_ms <= e.ts_ms < to_ms]
+    def events(self, from_ms: int, to_ms: int, node: str | None = None, limit: int = 500) -> list[Event]:
+        found = [e for e in self.kept_events.values() if from_ms <= e.ts_ms < to_ms and node in (None, e.node)]
         return sorted(found, key=lambda e: (e.ts_ms, e.id), reverse=True)[:limit]
+
+    def events_of_code(self, kind: str, code: str, since_ms: int, containing: str = "") -> list[Event]:
+        found = [e for e in self.kept_events.values() if (e.kind, e.code) == (kind, code) and containing in e.message]
+        return sorted((e for e in found if (e.received_ms or 0) >= since_ms), key=lambda e: (e.received_ms or 0, e.id))
 
     def events_received(self, node: str, since_ms: int) -> list[Event]:
         found = [e for e in self.kept_events.values() if e.node == node and (e.received_ms or 0) >= since_ms]
@@ -149,12 +163,14 @@ class KeptStore:
     def approvals(self, since_ms: int) -> list[Approval]:
         return [a for a in self.kept_approvals if a.ts_ms >= since_ms]
 
-    def audit(self, what: str = "", limit: int = 1000) -> list[Audit]:
-        found = [line for line in self.lines.values() if what in ("", line.what)]
-        return sorted(found, key=lambda line: -line.ts_ms)[:limit]
+    def audit(self, since_ms: int = 0, subject: str = "", limit: int = 1000, what: str = "") -> list[Audit]:
+        found = [line for line in self.lines.values() if what in ("", line.what) and line.ts_ms >= since_ms]
+        if subject:
+            found = [a for a in found if a.subject == subject or a.subject.startswith(f"{subject} GPU ")]
+        return sorted(found, key=lambda line: (-line.ts_ms, line.id))[:limit]
 
     def actions(
-        self, *, node: str = "", incident: str = "", acts: Sequence[Act] = (), since_ms: int = 0
+        self, *, node: str = "", incident: str = "", acts: Sequence[Act] = (), since_ms: int = 0, limit: int = 10_000
     ) -> list[Action]:
         kept = [[a for a in versions if a.ts_ms >= since_ms] for versions in self.kept_actions.values()]
         kept = sorted((v for v in kept if v), key=lambda v: min(a.ts_ms for a in v))
@@ -163,7 +179,7 @@ class KeptStore:
             a
             for a in newest
             if node in ("", a.node) and incident in ("", a.incident_id) and (not acts or a.action in acts)
-        ]
+        ][-limit:]
 
     def intended_actions(self) -> list[Action]:
         return [a for a in self.actions() if a.state is ActionState.INTENDED]
@@ -183,6 +199,9 @@ class KeptStore:
     def duty_history(self, node: str, since_ms: int = 0) -> list[NodeOutage]:
         return [d for d in self.kept_duties if d.node == node and d.ts_ms >= since_ms]
 
+    def verdicts(self, **_: object) -> list[Any]:  # nobody stores one here
+        return []
+
     def probe_order(self, id_: str) -> list[ProbeOrder]:
         return [self.orders[id_]] if id_ in self.orders else []
 
@@ -194,7 +213,7 @@ class KeptStore:
         return list(found.values())
 
     def boots(self, node: str, since_ms: int) -> list[tuple[int, str]]:
-        mine = sorted((at, facts["boot_id"]) for at, name, facts in self.inventory_reports if name == node)
+        mine = sorted((at, facts.get(BOOT_ID, "")) for at, name, facts in self.inventory_reports if name == node)
         before = [entry for entry in mine if entry[0] < since_ms][-1:]
         return before + [entry for entry in mine if entry[0] >= since_ms]
 
@@ -206,6 +225,10 @@ class KeptStore:
     def past_holders(self, index: FleetIndex, start_ms: int, count: int) -> list[Bucket]:
         return [empty(index, start_ms + n * BUCKET_MS) for n in range(count)]
 
+    def holders(self, index: FleetIndex, ts_ms: int) -> tuple[Ints, tuple[str, ...]]:  # nobody's job is known
+        del ts_ms
+        return np.full(index.gpu_count, -1, np.int32), ()
+
 
 def empty(index: FleetIndex, start_ms: int) -> Bucket:
     gpus, nodes = np.zeros(index.gpu_count, np.int32), np.zeros(index.node_count, np.int32)
@@ -216,7 +239,7 @@ def empty(index: FleetIndex, start_ms: int) -> Bucket:
 PARTS: Mapping[str, Mapping[str, str]] = {
     "events": {
         "write": "write_events", "write_judged": "write_judged", "read": "events", "received": "events_received",
-        "unjudged": "unjudged_events",
+        "unjudged": "unjudged_events", "of_code": "events_of_code",
     },
     "incidents": {
         "write": "write_incidents", "newest": "incidents", "history": "incident_history", "for_risk": "troubles",
@@ -233,7 +256,8 @@ PARTS: Mapping[str, Mapping[str, str]] = {
     "audit": {"write": "write_audit", "read": "audit", "notes": "notes"},
     "health": {"write": "write_health"},
     "silences": {"newest": "silences"},
-    "inventories": {"newest_between": "inventories", "boots": "boots"},
+    "inventories": {"newest_between": "inventories", "boots": "boots", "write_one": "write_inventory"},
+    "jobs": {"at": "holders"},
     "buckets": {"read_past": "past_buckets", "past_jobs": "past_holders"},
 }  # fmt: skip
 
@@ -255,7 +279,10 @@ class Lease:
         kept.holder = self
         self.dirty_ranges = SimpleNamespace(lag_ms=0, settle_ms=0)
         self.rollups = SimpleNamespace(rolled_up=lambda *_: (0, 0))
-        self.probes = SimpleNamespace(orders=Part(self, {"versions": "probe_order"}))
+        self.probes = SimpleNamespace(
+            orders=Part(self, {"versions": "probe_order", "write": "write_orders"}),
+            verdicts=Part(self, {"read": "verdicts"}),
+        )
         for name, methods in PARTS.items():
             setattr(self, name, Part(self, methods))
         gpus = {"write": "write_gpu_outages", "current": "gpu_outages", "history": "gpu_outage_history"}
@@ -265,14 +292,22 @@ class Lease:
         return self.method({"table_fingerprint": "mark"}.get(name, name))
 
     def method(self, name: str) -> Any:
-        if name.startswith("write_") or name == "fence":
-            return self._fenced(getattr(self.kept, name))
-        return getattr(self.kept, name)
+        call = getattr(self.kept, name)
+        if not callable(call):
+            return call
+        fenced = name.startswith("write_") or name == "fence"
 
-    def _fenced(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(*args: Any, **more: Any) -> Any:
-            if self.kept.holder is not self:
-                raise StoreError("this collector is not the active one any more")
-            return call(*args, **more)
+            with self.kept.lock:
+                if fenced and self.kept.holder is not self:
+                    raise StoreError("this collector is not the active one any more")
+                return call(*args, **more)
 
         return guarded
+
+
+def in_memory() -> Store:
+    """An empty one for a test of one collector after another, which all have the lease."""
+    opened: Any = Lease(KeptStore())
+    store: Store = opened
+    return store

@@ -43,7 +43,7 @@ class Flood:
             assert self._call("SSL_key_update", self._ssl, 0) == 1
             assert self._call("SSL_do_handshake", self._ssl) == 1
         self._ours.shutdown(socket.SHUT_WR)
-        self._empty.wait(60)
+        self._empty.wait(120)
         with contextlib.suppress(OSError):
             self._to_server.sendall(b"".join(self._kept))
 

@@ -26,8 +26,8 @@ from testbed.ingest import Agent, event
 from testbed.system_processes import SOON, free_port
 from testbed.waiting import wait_until
 
-CALL_S = 20.0
-START_S = 60.0
+CALL_S = 120.0
+START_S = 300.0
 TESTS = Path(__file__).parents[1]
 # What a node's pool makes of XID 79 on it; a pool of another name: nothing.
 RULES = "".join(
@@ -100,7 +100,7 @@ class Killed:
 
     def _acts(self) -> bool:
         try:
-            return self.stub.GetStatus(pb.StatusRequest(), timeout=2).role == "active"
+            return self.stub.GetStatus(pb.StatusRequest(), timeout=10).role == "active"
         except grpc.RpcError:
             return False
 

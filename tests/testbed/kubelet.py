@@ -31,7 +31,7 @@ class Kubelet(PodResourcesListerServicer):
     def List(self, request: pb.ListPodResourcesRequest, context: grpc.ServicerContext) -> pb.ListPodResourcesResponse:
         self.asked += 1
         if self.silent:
-            self.end.wait(30)
+            self.end.wait(120)
         if self.refusal:
             context.abort(self.refusal, self.words)
         return ParseDict({"podResources": self.pods}, pb.ListPodResourcesResponse())

@@ -30,8 +30,8 @@ from testbed.waiting import wait_until
 
 PROGRAMS = Path("/var/cache/drover-testbed/kubernetes")
 LOCK, LOG = PROGRAMS.with_suffix(".lock"), PROGRAMS.with_suffix(".log")  # of the build
-BUILD_S = 900.0  # three minutes where nothing else runs
-START_S = 60.0  # five where nothing else runs
+BUILD_S = 3000.0  # three minutes where nothing else runs
+START_S = 300.0  # five where nothing else runs
 STOP_S = 20.0
 ISSUER = "https://kubernetes.default.svc"
 ADMIN = "the-tests-admin-token"
@@ -76,7 +76,7 @@ class KubernetesServer:
         )
         try:
             context = ssl.create_default_context(cafile=str(self.ca))
-            with urllib.request.urlopen(request, timeout=20, context=context) as answer:
+            with urllib.request.urlopen(request, timeout=120, context=context) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

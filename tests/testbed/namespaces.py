@@ -187,7 +187,7 @@ class CpuLimit:
             (self._folder / "cpu.weight").write_text("100")
 
     def close(self) -> None:
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while time.monotonic() < until:
             try:
                 self._folder.rmdir()

@@ -184,7 +184,7 @@ def build(folder: Path) -> Path:
     """Compile the stand-in; the library's path. The soname lets the loader take it for the real one."""
     library = folder / SONAME
     command = ["gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O2", "-fPIC", "-shared", f"-Wl,-soname,{SONAME}"]
-    subprocess.run([*command, "-o", str(library), str(SOURCES / "fake_nvml.c"), "-lpthread"], check=True, timeout=60)
+    subprocess.run([*command, "-o", str(library), str(SOURCES / "fake_nvml.c"), "-lpthread"], check=True, timeout=120)
     return library
 
 

@@ -50,7 +50,7 @@ class _Handler(BaseHTTPRequestHandler):
         served = self.served
         served.requests.append(self.path)
         if served.hang:
-            served.released.wait(30)
+            served.released.wait(120)
         self.send_response(served.status)
         if "Content-Length" not in served.headers:
             self.send_header("Content-Length", str(len(served.body)))

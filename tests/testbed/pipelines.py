@@ -47,9 +47,9 @@ async def running(pipeline: Pipeline) -> AsyncIterator[Pipeline]:
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while not condition():
-        assert time.monotonic() < deadline, f"not within 20 s: {what}"
+        assert time.monotonic() < deadline, f"not within 300 s: {what}"
         await asyncio.sleep(0.005)
 
 

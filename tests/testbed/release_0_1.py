@@ -35,7 +35,7 @@ class Left:
         self.child.stdin.write(json.dumps([question, *arguments]) + "\n")
         self.child.stdin.flush()
         line = self.child.stdout.readline()
-        assert line, f"{question}: the process ended with {self.child.wait(20)}"
+        assert line, f"{question}: the process ended with {self.child.wait(120)}"
         return json.loads(line)
 
 
@@ -57,7 +57,7 @@ def unpacked(folder: Path) -> Iterator[Left]:
         assert child.stdin is not None
         child.stdin.close()
         try:
-            child.wait(20)
+            child.wait(120)
         finally:
             child.kill()
             child.wait()

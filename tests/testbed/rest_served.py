@@ -40,7 +40,7 @@ class Rest:
         return f"http://127.0.0.1:{self.server.port}"
 
     def ask(self, verb: str, path: str, headers: Mapping[str, str] | None = None, body: bytes | None = None) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=120)
         with contextlib.closing(connection):
             connection.request(verb, path, body, dict(headers or {}))
             response = connection.getresponse()

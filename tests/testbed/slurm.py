@@ -25,7 +25,7 @@ NEWER = Path("/var/cache/drover-testbed/slurm-24.11")
 PREEMPTED = """PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
 PartitionName=probes Nodes={nodes} PriorityTier=0 PreemptMode=CANCEL GraceTime=0 MaxTime=INFINITE State=UP"""
-START_S = 60.0  # a second where nothing else runs
+START_S = 300.0  # a second where nothing else runs
 STOP_S = 15.0
 
 
@@ -78,7 +78,7 @@ class Slurm:
             cwd=self.folder,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=120,
             check=False,
         )
         assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}\n{self.logs()}"
@@ -144,7 +144,7 @@ def running(
             yield slurm
         finally:
             for more in (["--signal=KILL"], []):
-                subprocess.run([*slurm.prefix, "scancel", "--user=root", *more], env=env, check=False, timeout=30)
+                subprocess.run([*slurm.prefix, "scancel", "--user=root", *more], env=env, check=False, timeout=120)
             slurm.wait(lambda: not _active(slurm), "all jobs have ended")
 
 

@@ -17,7 +17,7 @@ from drover_proto import fleet_pb2 as pb
 from drover_proto.fleet_pb2_grpc import FleetStub
 from testbed.waiting import wait_until
 
-STOP_S = 30.0
+STOP_S = 300.0
 # A channel made before its server listens tries again ever later (1.6 times each): a start of 30 s is seen after 43 s.
 SOON = (
     ("grpc.initial_reconnect_backoff_ms", 100), ("grpc.min_reconnect_backoff_ms", 100),
@@ -86,9 +86,9 @@ def collector(folder: Path, fleet_toml: str, store: str = "") -> Iterator[Collec
 
         def answers() -> bool:
             try:
-                return bool(stub.GetStatus(pb.StatusRequest(), timeout=2))
+                return bool(stub.GetStatus(pb.StatusRequest(), timeout=10))
             except grpc.RpcError:
                 return False
 
-        wait_until(answers, "the collector answers", 120)
+        wait_until(answers, "the collector answers")
         yield Collector(agents, api, stub)

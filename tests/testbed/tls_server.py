@@ -23,7 +23,7 @@ STREAM = "/drover.telemetry.v1.Telemetry/Stream"
 STATUS = "/drover.fleet.v1.Fleet/GetStatus"
 EXPORT = "/drover.fleet.v1.Fleet/Export"
 OF_AGENTS_SERVER = (STREAM, OTLP_EXPORT)
-WAIT_S = 20
+WAIT_S = 120
 
 
 def methods() -> dict[str, Any]:

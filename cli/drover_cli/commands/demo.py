@@ -293,19 +293,16 @@ class _Demo:
             "seconds": round(time.monotonic() - self.started, 1),
             "delay_median_s": full["delay_median_s"],
             "delay_max_s": max(result.delays_s, default=None),
-            "missed": full["missed"],
+            "missed": [
+                row | {"after_s": round(time.time() - label.start_ms / 1000)}
+                for label, row in zip(result.missed, full["missed"], strict=True)
+            ],
             "false": full["false_incidents"],
         }
 
     def _print_summary(self, result: dict[str, Any]) -> None:
-        self._line(
-            f"{result['found']} of {result['injected']} faults found, {result['false_incidents']} false incidents, "
-            f"{result['samples']:,} samples"
-        )
-        for row in result["missed"]:
-            self._line(f"missed     {row['kind']}, {row['cause']}")
-        for row in result["false"]:
-            self._line(f"false      {row['kind']}, {row['cause']} on {row['members']}")
+        for line in summary_lines(result):
+            self._line(line)
 
     def _summary(self, fleet: FleetClient) -> int:
         result = self._result(fleet)
@@ -313,6 +310,19 @@ class _Demo:
         if self.args.json:
             print_json(result)
         return 0 if result["found"] == result["injected"] and not result["false_incidents"] else 1
+
+
+def summary_lines(result: dict[str, Any]) -> list[str]:
+    """Return what a demo found. Of a fault that it did not find it is said how long it had: a hang takes 90 s."""
+    return [
+        f"{result['found']} of {result['injected']} faults found, {result['false_incidents']} false incidents, "
+        f"{result['samples']:,} samples",
+        *(
+            f"not found  {row['kind']}, {row['cause']}, in the {row['after_s']:,} s since it was injected"
+            for row in result["missed"]
+        ),
+        *(f"false      {row['kind']}, {row['cause']} on {row['members']}" for row in result["false"]),
+    ]
 
 
 def _answers(url: str) -> bool:

@@ -9,8 +9,10 @@ from collections.abc import Collection, Sequence
 from drover_cli import client, contexts
 from drover_cli.arguments import count
 from drover_cli.commands.export import moment
+from drover_cli.errors import CliError
 from drover_cli.output import duration, incident_json, message_json, print_json, print_table, where
 from drover_core.clusters import ALL
+from drover_core.model.collector_roles import why_unjudged
 from drover_core.model.events import SEVERITY_ORDER, WANTED_ORDER, Incident, IncidentKind, Severity, from_json
 from drover_core.times import iso
 from drover_proto import fleet_methods as methods
@@ -79,19 +81,24 @@ def _none(args: argparse.Namespace, answered: Collection[str], missing: bool) ->
     if args.state == "closed":
         return none
     if args.cluster != ALL:
-        return none if _judged(args) else "the collector has judged nothing yet: what is open is not known"
-    found = contexts.ask_each(args, _judged)
-    unjudged = [name for name in answered if found[name] is not True]  # also one that has just stopped answering
-    if not unjudged:
+        why = _unjudged(args)
+        return none if why is None else f"{why}: what is open is not known"
+    found = contexts.ask_each(args, _unjudged)
+    whys = {name: found[name] for name in answered if found[name] is not None}
+    if not whys:
         return none
-    others = "" if len(unjudged) == len(answered) else f"; {none} in the others"
-    verb = "has" if len(unjudged) == 1 else "have"
-    return f"{', '.join(unjudged)} {verb} judged nothing yet: what is open there is not known{others}"
+    others = "" if len(whys) == len(answered) else f"; {none} in the others"
+    unknown = ", ".join(
+        f"{name} ({'no answer any more' if isinstance(why, CliError) else why})" for name, why in whys.items()
+    )
+    return f"what is open is not known in {unknown}{others}"
 
 
-def _judged(args: argparse.Namespace) -> bool:
+def _unjudged(args: argparse.Namespace) -> str | None:
+    """Return why an empty list of a collector says nothing; None if it has judged."""
     with client.connect(args) as fleet:
-        return bool(fleet.call(methods.GET_STATUS, pb.StatusRequest()).newest_tick_ms)
+        status = fleet.call(methods.GET_STATUS, pb.StatusRequest())
+    return None if status.newest_tick_ms else why_unjudged(status.role)
 
 
 def _ask(args: argparse.Namespace) -> pb.IncidentList:

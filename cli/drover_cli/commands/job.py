@@ -13,6 +13,7 @@ from drover_cli import client
 from drover_cli.arguments import count
 from drover_cli.output import duration, incident_json, message_json, plain, print_json, print_table, say, when
 from drover_core.metrics.catalog import BY_NAME, describe
+from drover_core.model.collector_roles import why_unjudged
 from drover_core.model.events import Incident, from_json
 from drover_core.model.reports import gpu_hours, job_label
 from drover_proto import fleet_methods as methods
@@ -37,9 +38,9 @@ def run(args: argparse.Namespace) -> int:
     with client.connect(args) as fleet:
         if args.job:
             detail = fleet.call(methods.GET_JOB, pb.JobRequest(job=args.job, loss=True))
-            judged = fleet.call(methods.GET_STATUS, pb.StatusRequest()).newest_tick_ms
-            none = "no open incident names it"
-            return _one(detail, args, none if judged else f"nothing is judged yet: {UNNAMED}")
+            status = fleet.call(methods.GET_STATUS, pb.StatusRequest())
+            unjudged = f"{why_unjudged(status.role)}: {UNNAMED}"
+            return _one(detail, args, "no open incident names it" if status.newest_tick_ms else unjudged)
         reply = fleet.call(methods.LIST_JOBS, pb.ListJobsRequest(ended=args.ended, limit=args.limit))
     if args.json:
         for row in reply.jobs:

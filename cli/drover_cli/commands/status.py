@@ -10,6 +10,7 @@ from google.protobuf.json_format import MessageToDict
 
 from drover_cli import client
 from drover_cli.output import ago, duration, plain, print_json, say, size_text
+from drover_core.model.collector_roles import why_unjudged
 from drover_core.model.events import SEVERITY_ORDER
 from drover_proto import fleet_methods as methods
 from drover_proto import fleet_pb2 as pb
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     now = round(time.time() * 1000)
     health = ", ".join(f"{n} {name}" for name, n in sorted(status.gpus_by_health.items()) if n) or "none known"
     by_severity = status.open_incidents_by_severity
-    none = "none" if status.newest_tick_ms else "not known: nothing is judged yet"
+    none = "none" if status.newest_tick_ms else f"not known: {why_unjudged(status.role)}"
     incidents = ", ".join(f"{by_severity[s]} {s}" for s in reversed(SEVERITY_ORDER) if by_severity[s]) or none
     mode = "observe (decides and notifies, touches nothing)" if status.mode == "observe" else status.mode
     waiting = f"{status.pending} decision{'s' * (status.pending != 1)}"

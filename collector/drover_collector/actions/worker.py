@@ -158,9 +158,12 @@ class Worker:
         try:
             return answer.result(ASK_S)
         except (TimeoutError, CancelledError):
+            answer.cancel()  # else it would be done later, though its asker reads that it was not
             raise LaterError(f"{self.actuator.name} was busy for {ASK_S:.0f} s") from None
 
-    def _answer_questions(self) -> None:
+    def _answer_questions(self) -> bool:
+        """Return whether there were any."""
+        were_any = bool(self._questions)
         while self._questions:
             call, answer = self._questions.popleft()
             if not answer.set_running_or_notify_cancel():
@@ -169,6 +172,7 @@ class Worker:
                 answer.set_result(call())
             except Exception as error:  # noqa: BLE001  # it is raised where the question was asked
                 answer.set_exception(error)
+        return were_any
 
     def waiting(self) -> list[Action]:
         """Return the actions that have not ended."""
@@ -215,7 +219,9 @@ class Worker:
                     times += [self._begin_at] if self._decisions else []
                     self._changed.wait(max(0.0, min([reconcile_at, *times]) - now))
                     continue
-            self._answer_questions()
+            if self._answer_questions():
+                with self._changed:
+                    job = self._next(time.monotonic())  # one of them may have ended what was due
             if begins:
                 self._begin()
             try:

@@ -30,9 +30,11 @@ def cloud_event(record: Record, source: str) -> dict[str, Any]:
     """
     name = _NOT_WORD.sub("_", record.name).strip("_") or "changed"
     thing = str(record.attributes.get("id") or record.subject or "-")
+    version = record.attributes.get("version")  # an incident may have two of them within one millisecond
+    when = f"{record.ts_ms}" if version is None else f"{record.ts_ms}/{version}"
     event: dict[str, Any] = {
         "specversion": "1.0",
-        "id": f"{record.kind}/{thing}/{name}/{record.ts_ms}",
+        "id": f"{record.kind}/{thing}/{name}/{when}",
         "source": source,
         "type": f"drover.{record.kind}.{name}",
         "time": iso(record.ts_ms),

@@ -308,12 +308,13 @@ class IncidentBook:
         hangs = finding.kind is IncidentKind.HANG
         at_ms = finding.since_ms if hangs else now_ms  # it lasts until somebody ends it
         nodes = {node for node, _ in finding.members} if hangs else set()
+        whole_job = not hangs or finding.node is None  # a job whose GPU failed does not wait for another node's
         for record in (*self._near.of_job(finding.job), *self._near.of_nodes(nodes)):
             incident = record.incident
             if (
                 incident.closed_ms is None
                 and incident.severity is Severity.CRITICAL
-                and (incident.job == finding.job or any(node in nodes for node, _ in incident.members))
+                and ((whole_job and incident.job == finding.job) or any(node in nodes for node, _ in incident.members))
                 and self.subject_of(incident) != self.subject_of(finding)
                 and at_ms - incident.opened_ms <= JOB_HELD_MS
             ):

@@ -37,7 +37,7 @@ class Decoded:
 
     Attributes:
         samples: one batch of columns for each scope; present: values in them.
-        refused: number of the batch -> why it was refused.
+        refused: number of the batch -> why it was refused. left_out: the same, where it was a part of the batch.
         out_of_range: (node, metric) -> impossible values.
         entities: rows of entities without stored samples; call `mark_stored` after they are written.
     """
@@ -45,6 +45,7 @@ class Decoded:
     samples: list[SampleBatch] = field(default_factory=list)
     present: int = 0
     refused: dict[int, Refusal] = field(default_factory=dict)
+    left_out: dict[int, Refusal] = field(default_factory=dict)
     out_of_range: dict[tuple[str, str], int] = field(default_factory=dict)
     entities: list[EntityRow] = field(default_factory=list)
     fresh: list[tuple[SchemaRegistry, int]] = field(default_factory=list)
@@ -85,10 +86,11 @@ def decode(batches: Sequence[tuple[SchemaRegistry, pb.Batch]], oldest_ms: int, n
     for rows in joined:
         for number, refusal in rows.refusals():
             result.refused.setdefault(number, refusal)
+        result.left_out |= rows.left_out_of()
     bad = np.fromiter(result.refused, np.int64, len(result.refused))
     by_scope: dict[Scope, list[SampleBatch]] = {}
     for rows in joined:
-        if np.isin(rows.batch, bad).all():
+        if (np.isin(rows.batch, bad) | rows.left_out).all():
             continue
         part = rows.take(bad, result)
         by_scope.setdefault(part.scope, []).append(part)
@@ -136,7 +138,7 @@ class _Rows:
         self.presence = np.frombuffer(b"".join(group.presences), np.uint8).reshape(-1, group.layout.presence_bytes)
         rows = len(self.presence)
         # Bits that are set in some row, and in all rows: most columns are present in all rows or in none.
-        self.some = np.unpackbits(np.bitwise_or.reduce(self.presence, axis=0), bitorder="little")
+        some = np.unpackbits(np.bitwise_or.reduce(self.presence, axis=0), bitorder="little")
         self.all = np.unpackbits(np.bitwise_and.reduce(self.presence, axis=0), bitorder="little")
         self.ts: Millis = np.empty(rows, np.int64)
         self.entity = np.empty(rows, np.uint16)
@@ -144,7 +146,7 @@ class _Rows:
         self.columns: dict[int, Stored] = {
             number: np.empty(rows, dtype[f"c{number}"])
             for number, name in enumerate(group.layout.columns)
-            if name is not None and self.some[number]
+            if name is not None and some[number]
         }
         self._fill(group, dtype)
         self.batch = np.repeat(np.array(group.batches, np.int64), group.counts)
@@ -156,7 +158,9 @@ class _Rows:
         self.of_row = np.repeat(np.array([number[id(r)] for r in group.registries], np.int64), group.counts)
         self.at = self.starts[self.of_row] + np.minimum(self.entity, sizes[self.of_row] - 1)
         scopes = np.concatenate([r.scopes for r in self.registries])
-        self.bad_entity = (self.entity >= sizes[self.of_row]) | (scopes[self.at] != SCOPE_CODES[self.layout.scope])
+        named = self.entity < sizes[self.of_row]
+        self.left_out = named & self._left_out()
+        self.bad_entity = ~(named & (scopes[self.at] == SCOPE_CODES[self.layout.scope])) & ~self.left_out
         self.bad_time = (self.ts < oldest_ms) | (self.ts > newest_ms)
         self.dense = self._dense(int(sizes.sum()))
 
@@ -171,10 +175,29 @@ class _Rows:
                 column[row:until] = raw[f"c{number}"]
             row = until
 
+    def _left_out(self) -> Mask:
+        """Return bool [R]: rows of refused entities whose batch is taken without them."""
+        lenient = [
+            (start, list(registry.refused))
+            for start, registry in zip(self.starts.tolist(), self.registries, strict=True)
+            if registry.is_lenient and registry.refused
+        ]
+        if not lenient:
+            return np.zeros(len(self.ts), np.bool_)
+        places = np.array([start + index for start, refused in lenient for index in refused], np.int64)
+        left_out: Mask = np.isin(self.at, places)
+        return left_out
+
+    def left_out_of(self) -> dict[int, Refusal]:
+        """Return batch -> why rows of it are left out; the first one gives the reason."""
+        rows = np.flatnonzero(self.left_out)
+        _, first = np.unique(self.batch[rows], return_index=True)
+        return {int(self.batch[row]): self._refusal_of_entity(int(row)) for row in rows[first]}
+
     def _dense(self, places: int) -> Mask:
         """Return bool [R]: rows of an entity with more than MAX_PER_S rows in that second."""
         dense = np.zeros(len(self.ts), np.bool_)
-        right = ~(self.bad_time | self.bad_entity)
+        right = ~(self.bad_time | self.bad_entity | self.left_out)
         if not right.any():
             return dense
         second = self.ts[right] // 1000
@@ -196,13 +219,7 @@ class _Rows:
 
     def _refusal(self, row: int) -> Refusal:
         if self.bad_entity[row]:
-            index = int(self.entity[row])
-            registry = self.registries[int(self.of_row[row])]
-            if why := registry.refused.get(index):
-                return Refusal(why.code, f"entity {index}: {why.text}")
-            known = SCOPE_NAMES.get(int(registry.scopes[index])) if index < len(registry.scopes) else None
-            text = f"is a {known}, not a {self.layout.scope}" if known else "is not in the Hello"
-            return Refusal("bad entity", f"entity {index} {text}")
+            return self._refusal_of_entity(row)
         if self.dense[row]:
             return Refusal("too dense", f"more than {MAX_PER_S} samples of one {self.layout.scope} within a second")
         ts = int(self.ts[row])
@@ -210,11 +227,20 @@ class _Rows:
         text = f"a sample of {when} is older than the retention, or in the future; check the node's clock"
         return Refusal("bad time", text)
 
+    def _refusal_of_entity(self, row: int) -> Refusal:
+        index = int(self.entity[row])
+        registry = self.registries[int(self.of_row[row])]
+        if why := registry.refused.get(index):
+            return Refusal(why.code, f"entity {index}: {why.text}")
+        known = SCOPE_NAMES.get(int(registry.scopes[index])) if index < len(registry.scopes) else None
+        text = f"is a {known}, not a {self.layout.scope}" if known else "is not in the Hello"
+        return Refusal("bad entity", f"entity {index} {text}")
+
     def take(self, bad: npt.NDArray[np.int64], result: Decoded) -> SampleBatch:
-        """Return the rows of batches that are not in `bad`."""
+        """Return the rows of batches that are not in `bad`, without those that are left out."""
         keep: npt.NDArray[np.intp] | slice = slice(None)
-        if len(bad):
-            keep = np.flatnonzero(~np.isin(self.batch, bad))
+        if len(bad) or self.left_out.any():
+            keep = np.flatnonzero(~(np.isin(self.batch, bad) | self.left_out))
         presence, at, ts, of_row = self.presence[keep], self.at[keep], self.ts[keep], self.of_row[keep]
         ids = np.concatenate([r.store_ids for r in self.registries])[at]
         self._note_fresh(at, ts, result)
@@ -259,7 +285,10 @@ class _Rows:
         ):
             registry = self.registries[owner]
             index = place - int(self.starts[owner])
-            result.entities.append(registry.rows[index].during(low, high))
+            row = registry.rows.get(index)
+            if row is None:
+                continue  # the event loop has just given it to an agent
+            result.entities.append(row.during(max(low, row.first_ms), max(high, row.first_ms)))
             result.fresh.append((registry, index))
 
 

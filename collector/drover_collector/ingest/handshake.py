@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import socket
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Sequence, Set
 
 import grpc
 
@@ -18,15 +20,19 @@ from drover_collector.ingest.ownership import GpuOwnership, NodeOwnership
 from drover_collector.ingest.schema_registry import Refusal, SchemaRegistry, reading_hello
 from drover_collector.ingest.session import Session, StreamClosed, boot_s, lane_seqs
 from drover_collector.ingest.telemetry_writer import TelemetryWriter
-from drover_collector.store.records import Ids
+from drover_collector.store import StoreError
+from drover_collector.store.records import EntityRow, Ids
 from drover_core.model.kinds import BOOT_ID
 from drover_proto import telemetry_pb2 as pb
+
+log = logging.getLogger(__name__)
 
 PROTOCOL = 1
 MAX_NAME = 253  # of a host
 MAX_VERSION = 64
 MAX_IGNORED = 1000  # unknown metrics that are named in logs, in the Welcome and in Status
 MAX_INVENTORY = 65_536  # characters of a Hello's inventory
+FORGET_EVERY_S = 1.0  # between two looks for unknown nodes that have gone
 
 
 class HandshakeHandler:
@@ -35,8 +41,10 @@ class HandshakeHandler:
     def __init__(self, context: IngestContext, writer: TelemetryWriter) -> None:
         self._context, self._writer = context, writer
         self.elsewhere = AgentsElsewhere(context.store, context.now_ms)
-        self.nodes, self.gpus = NodeOwnership(context, self.elsewhere), GpuOwnership(self.elsewhere)
+        self.nodes, self.gpus = NodeOwnership(context, self.elsewhere), GpuOwnership(context, self.elsewhere)
         self._allowances = AllowanceTable(context.limits)
+        self._placing: asyncio.Task[None] | None = None
+        self._forget_s = 0.0  # when unknown nodes may be forgotten again
         # Of nodes that are not in the fleet file, together.
         self._fresh_entities = TokenBucket(context.limits.fresh_per_s, 4 * context.limits.fresh_entities)
 
@@ -57,7 +65,20 @@ class HandshakeHandler:
 
     def tick(self) -> None:
         """Look which agents report to other collectors, when that is due, and close their nodes' pages here."""
-        self.elsewhere.tick(self.nodes.close_scraped)
+        self.elsewhere.tick(self._prefer_agents)
+        self.gpus.reopen_freed()
+
+    def _prefer_agents(self, nodes: Set[str]) -> None:
+        """Use nothing of pages here that the agents of these nodes report to other collectors."""
+        self.nodes.close_scraped(nodes)
+        if places := self.gpus.give_back(nodes):
+            self._placing = asyncio.create_task(self._place(places))
+
+    async def _place(self, places: Sequence[EntityRow]) -> None:
+        try:
+            await asyncio.to_thread(self._context.store.entities.write, places)
+        except StoreError as error:
+            log.warning("%d GPUs stay where pages named them, until their agents connect again: %s", len(places), error)
 
     async def handle(self, session: Session, hello: pb.Hello, size: int) -> None:
         """Make the session the owner of its node, and answer with the Welcome.
@@ -72,7 +93,7 @@ class HandshakeHandler:
             text = f"data for node {hello.node!r} on the stream of {session.node!r}; use one stream for each node"
             session.no_registry = Refusal("another node", text)
             return
-        self._admit(hello.node)
+        self._admit(session, hello.node)
         now_ms = self._context.now_ms()
         self.nodes.claim(session, hello.node, hello.spool_id, hello.boot_id[:MAX_NAME])
         session.account = self._allowances.activate(hello.node)
@@ -80,6 +101,8 @@ class HandshakeHandler:
             self._context.stats.slowed += 1
             await asyncio.sleep(min(wait_s, self._context.limits.pause_s))
         registry = await self._read(hello)
+        # A round of pages is one batch. Who names one of its GPUs elsewhere must not hide all of the node.
+        registry.is_lenient = session.scraped
         self._check_entities(session, registry.known)
         self.gpus.release(session)  # a later Hello may have fewer
         self.gpus.claim(session, registry)
@@ -149,26 +172,35 @@ class HandshakeHandler:
             self._context.count_refusal(node, Refusal("not allowed", refusal))
             raise StreamClosed(grpc.StatusCode.PERMISSION_DENIED, refusal)
 
-    def _admit(self, node: str) -> None:
-        """Accept nodes that are not in the fleet file too, up to a limit."""
+    def _admit(self, session: Session, node: str) -> None:
+        """Accept nodes that are not in the fleet file too, up to a limit. Pages leave half of it to agents."""
         stats, limit = self._context.stats, self._context.limits.unknown_nodes
+        limit = limit // 2 if session.scraped else limit
         if node in self._context.index.node_number or node in stats.unknown_nodes:
             return
-        if len(stats.unknown_nodes) >= limit and not self._forget_unknown_nodes():
+        if len(stats.unknown_nodes) >= limit:
+            self._forget_unknown_nodes(at_once=not session.scraped)
+        if len(stats.unknown_nodes) >= limit:
             stats.rejected["unknown node"] += 1
             text = f"fleet.toml has neither node {node!r} nor {limit} others that report; add it"
             raise StreamClosed(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
 
-    def _forget_unknown_nodes(self) -> bool:
-        """Forget unknown nodes without a stream. Return whether there were any."""
+    def _forget_unknown_nodes(self, at_once: bool) -> None:
+        """Forget unknown nodes without a stream.
+
+        Not with each refusal of a page: a writer that names many nodes is refused thousands of times a second.
+        """
+        if not at_once and time.monotonic() < self._forget_s:
+            return
+        self._forget_s = time.monotonic() + FORGET_EVERY_S
         stats = self._context.stats
         present = {session.node for session in self.nodes.owners()}
         gone = stats.unknown_nodes - present
         stats.unknown_nodes -= gone
+        self.nodes.by_agents -= gone
         for node in gone:
             stats.last_seen.pop(node, None)
             stats.agent_versions.pop(node, None)
-        return bool(gone)
 
     def _check_entities(self, session: Session, ids: Ids) -> None:
         """Limit new entities, which would fill memory and store: hardware changes seldom."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Set
+from dataclasses import dataclass, field
+from itertools import islice
 
 import grpc
 import numpy as np
@@ -18,10 +20,13 @@ from drover_collector.ingest.context import IngestContext
 from drover_collector.ingest.limits import RecentlyUsed
 from drover_collector.ingest.schema_registry import Refusal, SchemaRegistry
 from drover_collector.ingest.session import Session, StreamClosed
+from drover_collector.store.records import EntityRow
 from drover_core.metrics.catalog import Scope
 
 MAX_RECONNECTS = 6  # within RECONNECT_WINDOW_S: two agents probably share one spool
 RECONNECT_WINDOW_S = 60.0
+FREE_S = 60.0  # a GPU whose agent has gone is its pages' after so long: an agent that restarts is back by then
+LOOKED_AT = 16  # streams of pages that were refused a GPU, at one look: a writer may name many
 
 
 class NodeOwnership:
@@ -140,17 +145,32 @@ class NodeOwnership:
             self._context.logger.warning((node, "reconnects"), "%s", text)
 
 
+@dataclass(slots=True)
+class TurnedAway:
+    """GPUs that were refused on a stream of pages, because another node has them.
+
+    Attributes:
+        gpus: entity id -> id in the store. free_s: since when one of them is free; None: none is.
+    """
+
+    gpus: dict[int, int] = field(default_factory=dict)
+    free_s: float | None = None
+
+
 class GpuOwnership:
     """The node that reports each GPU.
 
     A second node that claims a GPU while the first still sends its samples is refused, so that the GPU keeps its
     history. A board that was moved is silent in between, so its new node gets it. An agent gets a GPU from pages that
-    claim it: their writer may have named it wrongly, or on purpose, before the agent came.
+    claim it: their writer may have named it wrongly, or on purpose, before the agent came. The pages get it when the
+    agent has gone.
     """
 
-    def __init__(self, elsewhere: AgentsElsewhere) -> None:
+    def __init__(self, context: IngestContext, elsewhere: AgentsElsewhere) -> None:
         self._owners: dict[int, Session] = {}  # entity id -> stream
-        self._elsewhere = elsewhere
+        self._entities, self._elsewhere = context.store.entities.registry, elsewhere
+        self._turned_away: dict[Session, TurnedAway] = {}  # streams of pages
+        self._compared: tuple[int, Set[str]] = (-1, frozenset())  # version of entities, nodes: of the last `give_back`
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -160,25 +180,88 @@ class GpuOwnership:
         for index, row in list(registry.rows.items()):
             entity = int(registry.ids[index])
             owner = self._owners.get(entity)
-            holder = ""
             if owner is not None and owner.node != session.node and owner.scraped and not session.scraped:
-                _take_from(owner, entity, row.key, session.node)
-            elif owner is not None and owner.node != session.node and _keeps(owner, entity, session):
-                holder = owner.node
-            elif session.scraped and row.scope is Scope.GPU:
-                holder = self._elsewhere.holder(row.entity_id, session.node)
-            if holder:
+                self._take_from(owner, entity, row, session.node)
+                self._owners[entity] = session
+                # Its place begins after that of the page, also where samples that waited are older.
+                if (newest := self._entities.newest_row(row.entity_id)) is not None and newest.node != session.node:
+                    registry.rows[index] = row.during(newest.first_ms + 1, 0)
+            elif row.scope is Scope.GPU and (holder := self._holder(entity, row.entity_id, session)):
                 text = f"{row.key!r} belongs to another node: {holder!r} reports it now"
                 registry.refuse(index, Refusal("another node", text))
+                if session.scraped:
+                    self._turn_away(session, entity, row)
             else:
                 self._owners[entity] = session
 
     def release(self, session: Session) -> None:
+        self._turned_away.pop(session, None)
         if session.registry is None:
             return
         for entity in session.registry.known.tolist():
             if self._owners.get(entity) is session:
                 del self._owners[entity]
+
+    def reopen_freed(self) -> None:
+        """Close streams of pages one of whose GPUs no other node has any longer: they begin again, and get it."""
+        now_s = time.monotonic()
+        for session in list(islice(self._turned_away, LOOKED_AT)):
+            turned = self._turned_away.pop(session)
+            if all(self._holder(entity, id_, session) for entity, id_ in turned.gpus.items()):
+                turned.free_s = None
+            elif turned.free_s is None:
+                turned.free_s = now_s
+            elif now_s - turned.free_s >= FREE_S:
+                session.close(grpc.StatusCode.UNAVAILABLE, "a GPU that another node had is free; reconnect")
+                continue
+            self._turned_away[session] = turned  # behind the others
+
+    def give_back(self, nodes: Set[str]) -> list[EntityRow]:
+        """Take from pages here the GPUs that the agents of these nodes report to other collectors since.
+
+        A writer may have named them while the agent was away.
+
+        Returns:
+            Places to store: else the page's would stay the newest, where an agent also sends what waited.
+        """
+        if self._compared == (self._entities.version, nodes):
+            return []
+        self._compared = self._entities.version, nodes
+        places: list[EntityRow] = []
+        for history in self._entities.moved():
+            entity, newest = history[-1].name, history[-1]
+            owner = self._owners.get(entity)
+            if owner is None or not owner.scraped:
+                continue
+            since_ms = max((row.first_ms for row in history if row.node == owner.node), default=newest.first_ms)
+            others = (row for row in history if row.node != owner.node and row.node in nodes)
+            row = next((row for row in others if row.last_ms > since_ms), None)
+            if row is None:
+                continue
+            self._take_from(owner, entity, row, row.node)
+            del self._owners[entity]
+            if newest.node == owner.node:
+                places.append(row.during(newest.first_ms + 1, max(row.last_ms, newest.first_ms + 1)))
+        return places
+
+    def _holder(self, entity: int, id_: int, session: Session) -> str:
+        """Return the other node that has a GPU; "": none."""
+        owner = self._owners.get(entity)
+        if owner is not None and owner.node != session.node and _keeps(owner, entity, session):
+            return owner.node
+        return self._elsewhere.holder(id_, session.node) if session.scraped else ""
+
+    def _take_from(self, owner: Session, entity: int, row: EntityRow, node: str) -> None:
+        """Refuse a GPU on an open stream of pages, for as long as the agent has it."""
+        registry = owner.registry
+        if registry is not None:
+            why = Refusal("another node", f"{row.key!r} belongs to another node: the agent of {node!r} reports it now")
+            for index in np.flatnonzero(registry.ids == np.uint64(entity)).tolist():
+                registry.refuse(index, why)
+            self._turn_away(owner, entity, row)
+
+    def _turn_away(self, session: Session, entity: int, row: EntityRow) -> None:
+        self._turned_away.setdefault(session, TurnedAway()).gpus[entity] = row.entity_id
 
 
 def _keeps(owner: Session, entity: int, session: Session) -> bool:
@@ -194,12 +277,3 @@ def _is_sending(session: Session, entity: int) -> bool:
         return False
     at = np.flatnonzero(registry.ids == np.uint64(entity))
     return bool(registry.has_samples[at].any())
-
-
-def _take_from(owner: Session, entity: int, key: str, node: str) -> None:
-    """Refuse a GPU on an open stream of pages from now on."""
-    registry = owner.registry
-    if registry is not None:
-        why = Refusal("another node", f"{key!r} belongs to another node: the agent of {node!r} reports it now")
-        for index in np.flatnonzero(registry.ids == np.uint64(entity)).tolist():
-            registry.refuse(index, why)

@@ -73,9 +73,10 @@ class SchemaRegistry:
         ids: [entity index] `entity_id` of the key, which may differ from the id in the store.
         scopes: [entity index] scope code; 0: unknown or refused.
         has_samples: [entity index] samples of it are stored, and so is its row.
-        rows: entity index -> its row, until it is stored.
+        rows: entity index -> its row, until it is stored; its place begins no earlier than the row's `first_ms`.
         refused: entity index -> why.
         ignored: columns that are unknown to this collector.
+        is_lenient: a row of a refused entity is left out, and the rest of its batch is taken.
     """
 
     node: str
@@ -87,6 +88,7 @@ class SchemaRegistry:
     rows: dict[int, EntityRow]
     refused: dict[int, Refusal]
     ignored: list[str]
+    is_lenient: bool = False
 
     @property
     def known(self) -> Ids:
@@ -95,7 +97,7 @@ class SchemaRegistry:
         return known
 
     def refuse(self, index: int, why: Refusal) -> None:
-        """Refuse batches with rows of this entity."""
+        """Refuse batches with rows of this entity, or these rows alone."""
         self.refused[index] = why
         self.scopes[index] = 0
         self.rows.pop(index, None)

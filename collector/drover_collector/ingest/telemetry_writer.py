@@ -176,6 +176,8 @@ class TelemetryWriter:
         for number, refusal in decoded.refused.items():
             message = work[number]
             self._context.refuse(message.session, message.lane, message.seq, refusal)
+        for number, refusal in decoded.left_out.items():
+            self._context.count_refusal(work[number].session.node, refusal)
         stats = self._context.stats
         stats.batches += len(work) - len(decoded.refused)
         rows = sum(samples.rows for samples in decoded.samples)

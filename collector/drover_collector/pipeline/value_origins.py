@@ -25,7 +25,7 @@ class ValueOrigins:
     Args:
         is_forgeable: returns whether this collector's settings say that a node's pages or senders prove nothing.
         has_agent: returns whether a node's newest stream here was an agent's; any thread.
-        others_take: another collector may take values where this one has no settings for it: nothing proves them.
+        others_take: returns whether another collector takes a node's values, and no setting here proves them.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class ValueOrigins:
         index: FleetIndex,
         is_forgeable: Callable[[str], bool] = lambda _: False,
         has_agent: Callable[[str], bool] = lambda _: False,
-        others_take: bool = False,
+        others_take: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._index, self._others_take = index, others_take
         self._is_forgeable, self._has_agent = is_forgeable, has_agent
@@ -46,9 +46,11 @@ class ValueOrigins:
         up = bucket.node.get("exporters_up")
         reports = bucket.node_rows > 0
         pages = np.zeros(self._index.node_count, np.bool_) if up is None else ~np.isnan(up)
+        for known_ms in (self._pages_ms, self._agent_ms):  # the clock may have gone back
+            np.minimum(known_ms, bucket.end_ms, out=known_ms)
         self._pages_ms[pages] = bucket.end_ms
         self._agent_ms[reports & ~pages] = bucket.end_ms
-        self._newest_ms = max(self._newest_ms, bucket.end_ms)
+        self._newest_ms = bucket.end_ms
 
     def take_events(self, events: Sequence[Event], at_ms: int) -> None:
         """Note which events are of pages. Call it before they are judged."""
@@ -63,5 +65,5 @@ class ValueOrigins:
         number = self._index.node_number.get(node)
         pages_ms, agent_ms = (0, 0) if number is None else (int(self._pages_ms[number]), int(self._agent_ms[number]))
         if pages_ms and (pages_ms >= agent_ms or self._newest_ms - pages_ms < KEPT_MS):
-            return self._is_forgeable(node) or self._others_take
+            return self._is_forgeable(node) or self._others_take(node)
         return self._is_forgeable(node) and not (agent_ms or self._has_agent(node))

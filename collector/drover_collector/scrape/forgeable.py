@@ -18,23 +18,19 @@ AGAIN_S = 10.0  # between two looks at file_sd files
 
 
 class ForgeablePages:
-    """From any thread.
-
-    Attributes:
-        is_configured: the settings say where values of nodes without an agent are from.
-    """
+    """From any thread."""
 
     def __init__(self, configs: Sequence[ScrapeConfig], *sent: WriteInConfig | OtlpInConfig) -> None:
         """`sent`: how values of any node may be sent."""
-        self._any_written = any(
-            way.ask_first for way in sent if (way.taken if isinstance(way, OtlpInConfig) else way.enabled)
-        )
-        self.is_configured = bool(configs) or any(
-            way.taken if isinstance(way, OtlpInConfig) else way.enabled for way in sent
-        )
-        self._lists = [TargetList(config) for config in configs if not config.tls and config.ask_first]
+        taken = [way for way in sent if (way.taken if isinstance(way, OtlpInConfig) else way.enabled)]
+        self._any_written = any(way.ask_first for way in taken)
+        self._vouches_for_all = bool(taken) and not self._any_written
+        asked = [not config.tls and config.ask_first for config in configs]
+        self._lists = [TargetList(config) for config, asks in zip(configs, asked, strict=True) if asks]
+        self._sure_lists = [TargetList(config) for config, asks in zip(configs, asked, strict=True) if not asks]
         self._lock = threading.Lock()
         self._nodes: Set[str] = frozenset()
+        self._sure: Set[str] = frozenset()
         self._next_s = 0.0
 
     def __contains__(self, node: str) -> bool:
@@ -42,7 +38,22 @@ class ForgeablePages:
         if self._any_written or not self._lists:
             return self._any_written
         with self._lock:
-            if time.monotonic() >= self._next_s:
-                self._next_s = time.monotonic() + AGAIN_S
-                self._nodes = {target.node for targets in self._lists for target in targets.current()}
+            self._read()
             return node in self._nodes
+
+    def vouches(self, node: str) -> bool:
+        """Return whether the settings here say that what is taken of this node without an agent needs no question."""
+        if node in self:
+            return False
+        with self._lock:
+            self._read()
+            return self._vouches_for_all or node in self._sure
+
+    def _read(self) -> None:
+        if time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + AGAIN_S
+        self._nodes, self._sure = (
+            {target.node for targets in lists for target in targets.current()}
+            for lists in (self._lists, self._sure_lists)
+        )

@@ -21,6 +21,8 @@ def job_label(name: str) -> str:
 def gpu_hours(ms: float) -> str:
     """Return hours of GPU time for people: `1,204.5`, `0.59`, `0.0016`. One job's are written alike everywhere."""
     hours = ms / 3_600_000
+    if 0 < hours < 0.001:  # a few seconds; Python would write 8.3e-06
+        return "under 0.001"
     return f"{hours:,.1f}" if hours >= 1 or not hours else f"{hours:.2g}"
 
 

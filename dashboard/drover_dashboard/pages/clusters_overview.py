@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
+from drover_core.model.collector_roles import why_unjudged
 from drover_dashboard import clusters
 from drover_dashboard.clusters import ClusterIncident, Clusters
 from drover_dashboard.pages import incident_rows
@@ -61,8 +62,12 @@ def _incidents(found: Clusters) -> None:
         if silent := [one.name for one in received if one.name in old]:
             view.notice("not_of_now", "trouble", _not_of_now(silent, [name for name in silent if name not in lists]))
     empty = "No open incident in the clusters that answer." if old else "No open incident."
-    if unjudged := [one.name for one in answers if one.status.value is None or not one.status.value.newest_tick_ms]:
-        empty = f"What is open is not known: nothing is judged yet in {', '.join(unjudged)}."
+    if unjudged := [
+        f"{one.name} ({'no answer' if one.status.value is None else why_unjudged(one.status.value.role)})"
+        for one in answers
+        if one.status.value is None or not one.status.value.newest_tick_ms
+    ]:
+        empty = f"What is open is not known in {', '.join(unjudged)}."
     clicked = table(
         "all_incidents", COLUMNS, rows(every[:SHOWN], who), empty=empty, link_column=2,
         height=LIST_PX if len(every) > 8 else None,

@@ -11,6 +11,7 @@ from typing import Any
 
 import streamlit as st
 
+from drover_core.model.collector_roles import why_unjudged
 from drover_core.model.events import Health, Severity
 from drover_dashboard import client
 from drover_dashboard.pages import adoption, incident_rows
@@ -99,7 +100,7 @@ def _line(status: pb.Status, who: view.Viewer) -> str:
         fmt.MODES.get(status.mode, status.mode),
         f"{fmt.number(status.nodes_reporting)} of {fmt.number(status.nodes_expected)} nodes report",
         f"newest sample {who.ago(status.newest_sample_ms)} old" if status.newest_sample_ms else "no sample yet",
-        f"last judged {who.clock(status.newest_tick_ms)}" if status.newest_tick_ms else "nothing judged yet",
+        f"last judged {who.clock(status.newest_tick_ms)}" if status.newest_tick_ms else why_unjudged(status.role),
         *([f"{fmt.number(status.batches_rejected)} batches rejected"] if status.batches_rejected else []),
         f"times in {who.zone_name()}",
     ]
@@ -117,8 +118,9 @@ def _tiles(status: pb.Status) -> None:
     waited = f"24 h; waited {fmt.hours(status.gpu_hours_waited)}"
     critical, lost = opened[Severity.CRITICAL], status.gpu_hours_lost
     judged = bool(status.newest_tick_ms)  # until then nothing found does not mean that nothing is wrong
-    hurt = _count(judged, status.jobs_hurt, "now")
-    found = _count(judged, total, by_severity or "none")
+    unjudged = "" if judged else why_unjudged(status.role)
+    hurt = _count(unjudged, status.jobs_hurt, "now")
+    found = _count(unjudged, total, by_severity or "none")
     figures = (
         Figure("Healthy", health[Health.HEALTHY], f"of {expected} GPUs", "healthy", view.CAPACITY),
         Figure("Suspect", health[Health.SUSPECT], "watched", "suspect", view.INCIDENTS),
@@ -144,9 +146,9 @@ def _tiles(status: pb.Status) -> None:
         st.switch_page(asked.page, query_params=dict(asked.params))
 
 
-def _count(judged: bool, number: int, context: str) -> tuple[int | str, str]:
+def _count(unjudged: str, number: int, context: str) -> tuple[int | str, str]:
     """What a figure shows of what detectors find, and its context."""
-    return (number, context) if judged or number else ("not known", "nothing judged yet")
+    return ("not known", unjudged) if unjudged and not number else (number, context)
 
 
 def _found_tone(judged: bool, total: int, critical: int) -> str:
@@ -188,7 +190,7 @@ def incidents() -> None:
         return
     found = incident_rows.parse(answer.value)
     rows = incident_rows.rows(found, view.racks(), who, answer.value.silences, answer.value.handling)
-    none = "No open incident." if view.judged() else view.UNJUDGED
+    none = "No open incident." if view.judged() else view.unjudged()
     clicked = incident_rows.show(
         "open_incidents", rows, empty="No open incident then." if moment.at_ms() else none, height=LIST_PX
     )

@@ -25,7 +25,7 @@ def listing(filters: incident_filters.Filters) -> None:
         st.rerun()
     lines = incident_rows.rows(found, view.racks(), who, answer.value.silences, answer.value.handling)
     known = filters.state == "closed" or moment.at_ms() or view.judged()
-    empty = filters.empty() if known else view.UNJUDGED
+    empty = filters.empty() if known else view.unjudged()
     clicked = incident_rows.show(
         "incidents", lines, empty=empty, selected=st.query_params.get("id", ""), height=LIST_PX
     )

@@ -63,9 +63,7 @@ def listing(ended: bool) -> None:
     dead = f", {fmt.number(died)} of them died" if died else ""
     gpus = fmt.number(sum(job.gpus for job in running))
     known = bool(hurt or moment.at_ms() or view.judged())
-    harmed = (
-        f"{fmt.number(hurt)} hurt{dead}" if known else f"how many are hurt is not known: nothing is judged yet{dead}"
-    )
+    harmed = f"{fmt.number(hurt)} hurt{dead}" if known else f"how many are hurt is not known{dead}"
     line = f"{fmt.several(len(running), 'job')} hold {gpus} GPUs  ·  {harmed}"
     if shown < total:  # those that are not here hold GPUs too
         line = f"The first {fmt.number(shown)} of {fmt.number(total)} jobs  ·  {harmed}"
@@ -99,7 +97,7 @@ def now(name: str) -> None:
         if slowest := job_parts.culprit(found, who):
             view.notice("slow", "todo", slowest)
         elif not detail.row.HasField("ended_ms"):
-            view.notice("slow_none", "remark", job_parts.no_culprit(found) if known else view.UNJUDGED)
+            view.notice("slow_none", "remark", job_parts.no_culprit(found) if known else view.unjudged())
     named = {incident.id: incident.summary for incident in found}
     view.go(job_parts.show_dots("dots", job_parts.dots(detail, named, who)))
     with view.place():
@@ -111,7 +109,7 @@ def now(name: str) -> None:
         lines = incident_rows.rows(found, view.racks(), who, opened.silences, opened.handling)
         clicked = incident_rows.show(
             "job_incidents", lines, height=320 if len(found) > 4 else None,
-            empty="No incident names this job or what it holds." if known else view.UNJUDGED,
+            empty="No incident names this job or what it holds." if known else view.unjudged(),
         )  # fmt: skip
         if clicked:
             st.switch_page(view.INCIDENTS, query_params={"id": clicked})

@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
+from drover_core.model.collector_roles import why_unjudged
 from drover_core.model.events import Severity
 from drover_dashboard import client
 from drover_dashboard.client import Trouble
@@ -94,14 +95,17 @@ def notice(key: str, kind: str, text: str) -> None:
     st.container(key=f"{kind}_{key}").text(text)
 
 
-UNJUDGED = "The collector has judged nothing yet: what is wrong is not known."
-
-
 def judged() -> bool:
     """Return whether the collector has judged anything since it began. Until then nothing found does not mean that
     nothing is wrong. A standby never has."""
     status = client.fleet().status().value
     return status is not None and bool(status.newest_tick_ms)
+
+
+def unjudged() -> str:
+    """Return what a list shows instead of "none" where the collector has judged nothing."""
+    status = client.fleet().status().value
+    return f"What is wrong is not known: {why_unjudged('' if status is None else status.role)}."
 
 
 def heading(text: str) -> None:

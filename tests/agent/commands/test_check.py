@@ -89,7 +89,7 @@ def test_the_command_ends_with_1_when_something_asked_for_is_broken(tmp_path: Pa
             await server.stop()
         command = [sys.executable, "-m", "drover_agent.main", *words(tmp_path, address)]
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
-        out, _ = await asyncio.wait_for(process.communicate(), 60)
+        out, _ = await asyncio.wait_for(process.communicate(), 120)
         broken = [line["name"] for line in json.loads(out)["checks"] if line["state"] == "broken"]
         assert (process.returncode, broken) == (code, [] if reachable else [f"collector {address}"])
         assert server.hellos == [], "a Hello would take the node's place from a running agent"
@@ -107,7 +107,7 @@ def test_bad_settings_end_with_2(tmp_path: Path) -> None:
     file = tmp_path / "agent.toml"
     file.write_text("intervall_s = 1\n")
     command = [sys.executable, "-m", "drover_agent.main", "check", "--config", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 2
     assert "unknown key; did you mean interval_s?" in done.stderr
 

@@ -32,7 +32,7 @@ GPU = Entity(Scope.GPU, "S0", 0, serial="S0")
 def once(fake_nvml: FakeNvml, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "drover_agent.main", "once", "--set", "node=n1", *words]
     env = {**os.environ, **fake_nvml.env()}
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=env)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=env)
 
 
 def entity_of(report: dict[str, Any], gpu: int) -> dict[str, Any]:

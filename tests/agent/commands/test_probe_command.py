@@ -197,7 +197,7 @@ def test_an_interrupt_ends_it_with_what_it_has(tmp_path: Path, number: int, code
         assert process.stderr
         assert any("soak: " in line for line in process.stderr)
         process.send_signal(number)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=120)
     reported: dict[str, Any] = json.loads(out)
     assert process.returncode == code
     assert reported["end"] == "stopped"

@@ -90,7 +90,7 @@ def test_the_command_reports_a_gpu_that_hangs(tmp_path: Path, fake_nvml: FakeNvm
     fake_nvml.block(2, "nvmlDeviceGetFieldValues")
     command = [sys.executable, "-m", "drover_agent.main", "sources", "--json", "--set", "hardware=nvml"]
     env = {**os.environ, **fake_nvml.env()}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=env)
     assert done.returncode == 0
     found = json.loads(done.stdout)
     [nvml] = [row for row in found if row["name"] == "nvml"]

@@ -81,7 +81,7 @@ def test_a_stop_that_comes_while_a_probe_ends_is_not_lost() -> None:
     request = {"gpus": [], "probes": ["gemm_bf16", "sdc"], "level": "quick", "folder": ""}
     done = subprocess.run(
         [sys.executable, "-c", STOPPED_AT_ITS_END],
-        input=json.dumps(request) + "\n", capture_output=True, text=True, check=True, timeout=60,
+        input=json.dumps(request) + "\n", capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["probe"] for line in lines if line["kind"] == "start"] == ["gemm_bf16"]

@@ -64,7 +64,7 @@ def units(tmp_path: Path) -> list[str]:
 @pytest.mark.system
 def test_systemd_finds_nothing_wrong_with_them(units: list[str]) -> None:
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, check=False, timeout=60
+        ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, check=False, timeout=120
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
@@ -72,6 +72,6 @@ def test_systemd_finds_nothing_wrong_with_them(units: list[str]) -> None:
 @pytest.mark.system
 def test_the_service_exposes_no_more_than_stated(units: list[str]) -> None:
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", units[0]]
-    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     found = re.search(r"Overall exposure level for \S+: ([\d.]+)", text)
     assert found and float(found[1]) <= EXPOSURE, text

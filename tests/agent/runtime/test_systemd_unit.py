@@ -80,7 +80,7 @@ def unit(tmp_path: Path) -> Path:
 @pytest.mark.system
 def test_systemd_finds_nothing_wrong_with_the_unit(unit: Path) -> None:
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False, timeout=60
+        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False, timeout=120
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
@@ -88,7 +88,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(unit: Path) -> None:
 @pytest.mark.system
 def test_the_unit_exposes_no_more_than_stated(unit: Path) -> None:
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)]
-    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
     found = re.search(r"Overall exposure level for \S+: ([\d.]+)", text)
     assert found and float(found[1]) <= EXPOSURE, text
 
@@ -98,8 +98,10 @@ def test_user_and_folders_are_made_by_systemd(tmp_path: Path) -> None:
     for name in ("etc", "usr", "var", "run"):
         (tmp_path / name).mkdir()
     root = f"--root={tmp_path}"
-    subprocess.run(["systemd-sysusers", root, str(FOLDER / "drover.sysusers.conf")], check=True, timeout=60)
-    subprocess.run(["systemd-tmpfiles", root, "--create", str(FOLDER / "drover.tmpfiles.conf")], check=True, timeout=60)
+    subprocess.run(["systemd-sysusers", root, str(FOLDER / "drover.sysusers.conf")], check=True, timeout=120)
+    subprocess.run(
+        ["systemd-tmpfiles", root, "--create", str(FOLDER / "drover.tmpfiles.conf")], check=True, timeout=120
+    )
     [user] = [line.split(":") for line in (tmp_path / "etc/passwd").read_text().splitlines() if "drover" in line]
     [group] = [line.split(":") for line in (tmp_path / "etc/group").read_text().splitlines() if "drover" in line]
     assert user[6] == "/usr/sbin/nologin"

@@ -35,7 +35,7 @@ class Device:
     def read(self, now_ms: int) -> Reading:
         self.reads += 1
         self.threads.add(threading.get_ident())
-        self.free.wait(30)
+        self.free.wait(120)
         if self.error:
             raise self.error
         return Reading(rows=[(self.entity, {"power_w": float(self.slot)})])
@@ -136,7 +136,7 @@ def test_a_hung_host_source_is_no_event_of_the_driver() -> None:
             self.entity = Entity(Scope.NODE, "n1")
 
         def read(self, now_ms: int) -> Reading:
-            self.free.wait(30)
+            self.free.wait(120)
             return Reading(rows=[(self.entity, {"load1": 1.0})])
 
     async def scenario() -> None:

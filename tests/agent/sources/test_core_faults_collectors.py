@@ -267,7 +267,7 @@ def test_acknowledgement_of_what_was_never_sent(tmp_path: Path) -> None:
         one = node(tmp_path, await server.start())
         one.second()
         async with one.running():
-            await until(lambda: server.streams > 1, limit_s=60)
+            await until(lambda: server.streams > 1)
             server.after_welcome = []
             one.second()
             await one.delivered(server)

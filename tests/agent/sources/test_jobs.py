@@ -337,7 +337,7 @@ def test_the_agent_reports_the_job_of_a_gpus_process_and_its_end(
         await until(lambda: len(server.holdings) > 1, "its end")
         assert [(holding.gpu, holding.job) for holding in server.holdings[:2]] == [(3, "7"), (3, "")]
         agent.send_signal(signal.SIGTERM)
-        await asyncio.wait_for(agent.wait(), 20)
+        await asyncio.wait_for(agent.wait(), 120)
         assert server.broken == []
 
     play(scenario())

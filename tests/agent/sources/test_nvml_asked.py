@@ -100,7 +100,7 @@ class Asked:
 
     def ask(self, now_ms: int) -> Callable[[], Reading]:
         if self.hangs:
-            assert self.hangs.wait(30)
+            assert self.hangs.wait(120)
         return lambda: Reading(inventory={self.name: str(now_ms)})
 
     def read(self, now_ms: int) -> Reading:

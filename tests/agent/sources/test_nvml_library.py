@@ -38,7 +38,7 @@ def said(folder: Path, program: str = READ) -> str:
         pytest.skip("this machine has the NVIDIA library")
     done = subprocess.run(
         [sys.executable, "-c", program], env=os.environ | {"LD_LIBRARY_PATH": str(folder)}, capture_output=True,
-        text=True, timeout=60, check=True,
+        text=True, check=True, timeout=99,
     )  # fmt: skip
     return done.stdout.strip()
 
@@ -101,7 +101,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
         rights = "-dac_override,-dac_read_search"
         done = subprocess.run(
             ["setpriv", "--bounding-set", rights, "--inh-caps", rights, sys.executable, "-c", READ],
-            env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60, check=True,
+            env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}, capture_output=True, text=True, check=True, timeout=99,
         )  # fmt: skip
         text = done.stdout
     assert "was found and could not be loaded" in text

@@ -165,10 +165,10 @@ def test_a_real_slurm_says_whose_its_array_tasks_and_parts_are(tmp_path: Path) -
 
     with slurm.running(tmp_path, ("gpu01", "gpu02")) as cluster:
         array = cluster.submit("sleep 600", "--gres=gpu:1", "--array=4", "--account=vision")
-        wait_until(lambda: array in seen(), "the array's task is seen", 20)
+        wait_until(lambda: array in seen(), "the array's task is seen")
         task = seen()[array]
         cluster.command("scancel", array)
-        wait_until(lambda: array not in seen(), "the array's task has ended", 20)
+        wait_until(lambda: array not in seen(), "the array's task has ended")
         # Both nodes are this machine: of the GPUs of the same numbers the second part has one more.
         script = tmp_path / "het.sh"
         lines = ("--gres=gpu:1 --account=speech", "hetjob", "--gres=gpu:2 --account=audio")
@@ -176,7 +176,7 @@ def test_a_real_slurm_says_whose_its_array_tasks_and_parts_are(tmp_path: Path) -
         script.write_text(f"#!/bin/sh\n{text}srun --het-group=0,1 sleep 600\n")
         leader = cluster.command("sbatch", "--parsable", f"--output={tmp_path}/%j.out", str(script)).strip()
         second = str(int(leader) + 1)
-        wait_until(lambda: seen().keys() >= {leader, second}, "both parts are seen", 40)
+        wait_until(lambda: seen().keys() >= {leader, second}, "both parts are seen")
         found = seen()
     assert (task.user, task.uid, task.account, task.array) == ("root", 0, "vision", f"{array}_4")
     assert (found[leader].het, found[leader].account) == (f"{leader}+0", "speech")

@@ -143,10 +143,10 @@ def test_a_dump_that_takes_long_comes_later_and_one_that_hangs_fails_the_source(
     found, go_on = source(logs), threading.Event()
     leave(logs, 0)
     monkeypatch.setattr(rank_dumps, "WAIT_S", 0.01)
-    monkeypatch.setattr(rank_dumps, "_bytes", lambda path: go_on.wait(20) and Path(path).read_bytes())
+    monkeypatch.setattr(rank_dumps, "_bytes", lambda path: go_on.wait(120) and Path(path).read_bytes())
     began = time.monotonic()
     assert events(found) == []
-    assert time.monotonic() - began < 1, "it is not waited for"
+    assert time.monotonic() - began < 60, "it is not waited for"
     monkeypatch.setattr(rank_dumps, "HUNG_S", 0.0)
     with pytest.raises(TimeoutError, match="rank_dumps"):
         events(found)

@@ -261,7 +261,7 @@ async def test_a_plan_that_comes_late_is_followed_by_the_stream_that_began_witho
     answers, save = threading.Event(), BackfillPlan.save
 
     def slow(plan: BackfillPlan, path: Path) -> None:
-        answers.wait(20)
+        answers.wait(120)
         save(plan, path)
 
     monkeypatch.setattr(BackfillPlan, "save", slow)

@@ -249,7 +249,7 @@ def test_a_collector_that_is_busy_is_not_called_before_its_time(tmp_path: Path) 
         clock.sleep = sleep  # type: ignore[method-assign]  # to be watched
         link._stream = stream  # type: ignore[method-assign]  # to be watched
         task = asyncio.create_task(link.run())
-        await asyncio.wait({task}, timeout=10)
+        await asyncio.wait({task}, timeout=120)
         agent.spool.close()
         first_s = called[0][1]
         assert [address for address, _ in called] == ["a:1", "b:1", "b:1", "b:1"]

@@ -74,5 +74,15 @@ def test_two_demos_that_start_together_take_different_ports() -> None:
             ports.append(one.stdout.readline().strip())
     finally:
         for one in running:
-            one.communicate("\n", timeout=30)
+            one.communicate("\n", timeout=120)
     assert len(set(ports)) == 2
+
+
+def test_a_demo_that_is_ended_early_says_how_long_a_fault_had() -> None:
+    """A hang is reported after 90 s: one that began 12 s ago was not missed."""
+    hang = {"kind": "hang", "cause": "rank_stopped", "after_s": 12}
+    result = {"found": 1, "injected": 2, "false_incidents": 0, "samples": 3200, "missed": [hang], "false": []}
+    assert demo.summary_lines(result) == [
+        "1 of 2 faults found, 0 false incidents, 3,200 samples",
+        "not found  hang, rank_stopped, in the 12 s since it was injected",
+    ]

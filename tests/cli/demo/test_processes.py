@@ -14,7 +14,6 @@ import pytest
 from drover_cli.demo.processes import Processes
 from testbed.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(60)
 SLOW = """
 import os, pathlib, signal, sys
 mine = pathlib.Path(sys.argv[0]).stem
@@ -38,7 +37,7 @@ def test_a_second_ctrl_c_while_children_end_kills_them_all(tmp_path: Path) -> No
         with pytest.raises(KeyboardInterrupt, match="the first"), Processes(tmp_path) as processes:
             for name in ("first", "second"):
                 processes.start(name, name)
-                wait_until(lambda name=name: (tmp_path / f"{name}.up").exists(), f"{name} is up", 30)  # type: ignore[misc]
+                wait_until(lambda name=name: (tmp_path / f"{name}.up").exists(), f"{name} is up")  # type: ignore[misc]
             children = [child for child in psutil.Process(os.getpid()).children() if child not in others]
             assert len(children) == 2, sys.argv
             raise KeyboardInterrupt("the first")

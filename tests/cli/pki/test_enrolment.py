@@ -36,7 +36,7 @@ from drover_core import x509
 from testbed.certificates import Fleet
 
 NODE = "r01n01"
-DEADLINE_S = 20
+DEADLINE_S = 120
 
 
 @dataclass(frozen=True)

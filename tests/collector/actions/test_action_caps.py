@@ -108,7 +108,7 @@ class Site:
 
 
 def decided(pipeline: Pipeline, node: str) -> Decision:
-    pipeline._judge.submit(pipeline.judge_events).result(60)
+    pipeline._judge.submit(pipeline.judge_events).result(120)
     return next(d for (_, at), d in pipeline.engine.decider.standing.items() if at == node)
 
 

@@ -37,8 +37,8 @@ from testbed.waiting import wait_until
 
 
 @pytest.fixture
-def scene(store: Store) -> Scene:
-    return scene_of(store)
+def scene(kept: Store) -> Scene:
+    return scene_of(kept)
 
 
 class CrashError(SystemExit):
@@ -69,7 +69,7 @@ def crash(at: str, scene: Scene, work: Callable[[ActionDispatcher], object]) -> 
             work(desk)
         except CrashError:
             assert at in ("decided", "intended")
-        assert stop.happened.wait(20)
+        assert stop.happened.wait(120)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -168,7 +168,7 @@ def test_a_command_that_a_person_asked_for_runs_once_or_is_reported_as_not_known
         with scene.desk(config, stop) as desk:
             with contextlib.suppress(CrashError):
                 desk.drain(at, act, "it hangs", "ann", forced=True)
-            assert stop.happened.wait(20)
+            assert stop.happened.wait(120)
         with scene.desk(config):
             if outcome:
                 done = scene.wait(act, at)
@@ -193,7 +193,7 @@ def test_a_ticket_is_opened_once_or_reported_as_not_known(scene: Scene, tmp_path
         with scene.desk(config, stop) as desk:
             with contextlib.suppress(CrashError):
                 desk.on_verdicts(verdicts)
-            assert stop.happened.wait(20)
+            assert stop.happened.wait(120)
         with scene.desk(config) as desk:
             desk.on_verdicts(verdicts)
             scene.wait_stage(Health.REPAIR, at)
@@ -206,8 +206,9 @@ def test_a_ticket_is_opened_once_or_reported_as_not_known(scene: Scene, tmp_path
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_crash_between_the_asking_for_a_validation_and_its_stage_asks_once(scene: Scene) -> None:
+def test_a_crash_between_the_asking_for_a_validation_and_its_stage_asks_once(store: Store) -> None:
     """With real orders in the store. Before it is asked for there is nothing but a drained node, which is looked at."""
+    scene = scene_of(store)
     index = FleetIndex(FleetSpec((NodeSpec("n1", gpus=8),)))
 
     def orders() -> OrderBook:  # a new process knows only the store
@@ -217,7 +218,7 @@ def test_a_crash_between_the_asking_for_a_validation_and_its_stage_asks_once(sce
     with scene.desk(step=stop) as desk:
         desk.returns.validator = orders()
         desk.take([decision()])
-        assert stop.happened.wait(20)
+        assert stop.happened.wait(120)
     assert scene.stage() is Health.DRAINED
     with scene.desk() as desk:
         desk.returns.validator = orders()

@@ -36,8 +36,8 @@ DAY_MS = 86_400_000
 
 
 @pytest.fixture
-def scene(store: Store) -> Scene:
-    return scene_of(store)
+def scene(kept: Store) -> Scene:
+    return scene_of(kept)
 
 
 def test_the_whole_life_of_an_incident(scene: Scene) -> None:
@@ -122,7 +122,7 @@ def test_a_ticket_by_webhook_is_signed_and_taken_once_though_its_answer_was_lost
             assert event["data"]["mark"] == "inc1"
 
 
-def test_a_ticket_is_opened_in_one_way_and_its_settings_are_checked(store: Store, tmp_path: Path) -> None:
+def test_a_ticket_is_opened_in_one_way_and_its_settings_are_checked(kept: Store, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("no secret")
     (tmp_path / "secret").chmod(0o600)
     both = ActConfig(
@@ -138,7 +138,7 @@ def test_a_ticket_is_opened_in_one_way_and_its_settings_are_checked(store: Store
         validate_act(replace(both, repair_command=(), repair_webhook=bad))
     observed = replace(both, mode="observe")
     validate_act(observed)
-    dispatcher_of(store, observed, [], lambda _: None).stop()  # it opens none, and stops nobody's start
+    dispatcher_of(kept, observed, [], lambda _: None).stop()  # it opens none, and stops nobody's start
 
 
 def test_a_node_that_keeps_coming_back_is_marked_until_it_has_held_for_long() -> None:

@@ -210,7 +210,7 @@ def test_one_that_is_not_active_never_acts(scene: Scene) -> None:
 
     with scene.desk(step=lose) as desk:
         desk.take([decision()])
-        assert asked.wait(20)
+        assert asked.wait(120)
         wait_until(lambda: not holds.is_set())
         desk.take([decision(node="n2", id_="d2")])
         wait_until(lambda: "drain n2 first: this collector is not" in desk.context.troubles.get("slurm intents", ""))
@@ -244,7 +244,7 @@ def test_what_is_to_be_done_does_not_wait_for_a_look_at_everything_that_is_out(s
     begun = threading.Event()
 
     def asked(node: str, why: ProbeReason, **more: str) -> str:
-        assert begun.wait(20)
+        assert begun.wait(120)
         order.append(node)
         if len(order) == 1:
             desk.intend("n3", Act.DRAIN, "seed", "inc1", "why", "drover")
@@ -266,7 +266,7 @@ def test_a_slow_scheduler_delays_no_other(scene: Scene) -> None:
 
     class Slow(SlurmStandIn):
         def update(self, node: str, **fields: str) -> None:
-            assert free.wait(20)
+            assert free.wait(120)
             super().update(node, **fields)
 
     slow, quick = SlurmActuator(Slow("n1"), 1), SlurmActuator(scene.slurm, 1)

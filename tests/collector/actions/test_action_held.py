@@ -39,8 +39,8 @@ ASKED = T0 + 60_000
 
 
 @pytest.fixture
-def scene(store: Store) -> Scene:
-    return scene_of(store)
+def scene(kept: Store) -> Scene:
+    return scene_of(kept)
 
 
 def xid(at_ms: int = T0, code: str = "79", gpu: int | None = 0, message: str = "", **more: object) -> Event:

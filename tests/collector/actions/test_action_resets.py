@@ -34,7 +34,7 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
     def do(_: OperatorCommands, action: Action, _lease: CheckLease) -> Result:  # as an actuator's
         made.nodes.append(action.node)
         made.running.set()
-        assert made.free.wait(20)
+        assert made.free.wait(120)
         return Result("reset")
 
     monkeypatch.setattr(OperatorCommands, "do", do)
@@ -45,9 +45,9 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
 
 
 @contextmanager
-def validated(store: Store) -> Iterator[tuple[Scene, ActionDispatcher]]:
+def validated(kept: Store) -> Iterator[tuple[Scene, ActionDispatcher]]:
     """n1 is out, and its probes run."""
-    scene = scene_of(store)
+    scene = scene_of(kept)
     with scene.desk(CONFIG) as desk:
         desk.take([decision()])
         scene.wait_stage(Health.VALIDATING)
@@ -57,11 +57,11 @@ def validated(store: Store) -> Iterator[tuple[Scene, ActionDispatcher]]:
 
 @pytest.mark.parametrize("act", [Act.RESET, Act.REBOOT])
 def test_one_that_waited_for_another_is_not_done_to_a_node_that_is_back_meanwhile(
-    store: Store, program: Program, act: Act
+    kept: Store, program: Program, act: Act
 ) -> None:
-    with validated(store) as (scene, desk):
+    with validated(kept) as (scene, desk):
         desk.drain("n2", act, "XID 119", "ann", forced=True)
-        assert program.running.wait(20)
+        assert program.running.wait(120)
         asked = desk.drain("n1", act, "XID 119", "ann")
         scene.now_ms += 1000
         desk.on_verdicts([verdict(True)])
@@ -79,13 +79,13 @@ def test_one_that_waited_for_another_is_not_done_to_a_node_that_is_back_meanwhil
     assert program.nodes == ["n2", "n1"]
 
 
-def test_a_node_whose_reset_runs_comes_back_when_it_has_ended(store: Store, program: Program) -> None:
-    with validated(store) as (scene, desk):
+def test_a_node_whose_reset_runs_comes_back_when_it_has_ended(kept: Store, program: Program) -> None:
+    with validated(kept) as (scene, desk):
         asked = desk.drain("n1", Act.RESET, "XID 119", "ann")
-        assert program.running.wait(20)
+        assert program.running.wait(120)
         desk.on_verdicts([verdict(True)])
         wait_until(
-            lambda: [a for a in store.actions.newest(node="n1") if a.detail.endswith("its reset runs")], "it waits"
+            lambda: [a for a in kept.actions.newest(node="n1") if a.detail.endswith("its reset runs")], "it waits"
         )
         assert "DRAIN" in scene.slurm.held["n1"].states
         program.free.set()
@@ -99,9 +99,9 @@ LOOKS_S = 3600.0  # between looks: what is stored grows no younger
 
 @pytest.mark.parametrize("act", [Act.RESET, Act.REBOOT])
 @pytest.mark.parametrize("what", ["put back, and a job runs", "a job runs", "closed by a person"])
-def test_the_scheduler_is_asked_right_before_a_reset(store: Store, program: Program, act: Act, what: str) -> None:
+def test_the_scheduler_is_asked_right_before_a_reset(kept: Store, program: Program, act: Act, what: str) -> None:
     """What Drover has stored is as old as its last look."""
-    scene = scene_of(store)
+    scene = scene_of(kept)
     program.free.set()
     with scene.desk() as desk:
         desk.take([decision()])
@@ -125,13 +125,13 @@ def test_the_scheduler_is_asked_right_before_a_reset(store: Store, program: Prog
     assert program.nodes == ["n1"]
 
 
-def test_a_scheduler_that_does_not_answer_delays_a_reset(store: Store, program: Program) -> None:
+def test_a_scheduler_that_does_not_answer_delays_a_reset(kept: Store, program: Program) -> None:
     program.free.set()
-    with validated(store) as (scene, desk):
+    with validated(kept) as (scene, desk):
         scene.slurm.away = True
         asked = desk.drain("n1", Act.REBOOT, "XID 79", "ann")
         wait_until(
-            lambda: [a for a in store.actions.newest(node="n1") if "Slurm does not answer" in a.detail], "it waits"
+            lambda: [a for a in kept.actions.newest(node="n1") if "Slurm does not answer" in a.detail], "it waits"
         )
         assert program.nodes == []
         scene.slurm.away = False

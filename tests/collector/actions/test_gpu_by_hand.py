@@ -1,6 +1,6 @@
 """A person takes one GPU out of service and puts it back: by slot or UUID, within the guard, next to what Drover does.
 
-Real store, engine, dispatcher and API; Kubernetes in memory.
+Real engine, dispatcher and API; Kubernetes in memory, and the store too but in the first test.
 """
 
 from __future__ import annotations
@@ -163,12 +163,14 @@ class Site:
 
 
 @pytest.fixture
-def site(store: Store, monkeypatch: pytest.MonkeyPatch) -> Site:
+def site(kept: Store, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
-    return Site(store)
+    return Site(kept)
 
 
-def test_it_goes_by_slot_or_uuid_and_only_a_person_brings_it_back(site: Site) -> None:
+def test_it_goes_by_slot_or_uuid_and_only_a_person_brings_it_back(store: Store) -> None:
+    """With a real store."""
+    site = Site(store)
     site.cluster.claims = {"train": claim_of("train", "n1", "gpu-3")}
     with site.collector():
         look = site.preview()

@@ -127,8 +127,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene(store: Store) -> Scene:
-    return Scene(store)
+def scene(kept: Store) -> Scene:
+    return Scene(kept)
 
 
 def test_a_gpu_goes_by_its_uuid_waits_for_its_pod_is_probed_alone_and_comes_back(scene: Scene) -> None:
@@ -172,7 +172,7 @@ def test_a_crash_at_any_step_leaves_one_isolation_and_one_return(scene: Scene) -
         made = decided(f"d-{at}", of=at, gpu=GpuRef(number, sick))
         with scene.desk(step) as desk:
             scene.decide(desk, made)
-            assert stopped.wait(20)
+            assert stopped.wait(120)
         with scene.desk():
             wait_until(lambda: sick in scene.cluster.isolated, f"{at}: it is isolated")  # noqa: B023  # called within the turn
             scene.wait(Health.VALIDATING, sick)

@@ -34,7 +34,7 @@ from testbed.kubernetes_pods import MARK, pod, request
 from testbed.kubernetes_server import KubernetesServer, kubernetes
 from testbed.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(1000)  # the first test may have to wait for the build of the server
+pytestmark = pytest.mark.timeout(3600)  # the first test may have to wait for the build of the server
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy/kubernetes"
 RBAC = [DEPLOY / "access/account.yaml", DEPLOY / "rights/rbac.yaml"]
 SAVE_FIRST = DEPLOY / "rights/save-first/rbac.yaml"
@@ -608,7 +608,7 @@ def test_the_manifests_are_taken_by_a_real_api_server(cluster: Cluster, tmp_path
     path = "/apis/apps/v1/namespaces/drover/statefulsets/drover-collector"
     for folder in ("access", "overlays/clickhouse", "base", "overlays/lone-node", "overlays/slurm", "overlays/fleet"):
         words = ["kubectl", "kustomize", str(DEPLOY / folder)]
-        made = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        made = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
         assert made.returncode == 0, f"{folder}: {made.stderr}; kubectl must be 1.21 or newer"
         manifests = list(yaml.safe_load_all(made.stdout))
         file = tmp_path / "manifests.yaml"

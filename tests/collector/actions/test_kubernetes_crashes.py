@@ -143,9 +143,9 @@ class Scene:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("act", CALLS)
 def test_ended_around_any_change_it_is_done_and_each_effect_has_happened_once(
-    store: Store, tmp_path: Path, act: Act
+    kept: Store, tmp_path: Path, act: Act
 ) -> None:
-    scene = Scene(store, tmp_path)
+    scene = Scene(kept, tmp_path)
     for number, (_, call, when) in enumerate(point for point in POINTS if point[0] is act):
         with stand_in(Server()) as server:
             assert isinstance(server, Server)
@@ -165,7 +165,7 @@ def test_ended_around_any_change_it_is_done_and_each_effect_has_happened_once(
                     desk.resume(NODE, "a new fan", f"ann{number}", force=True)
                 elif act is not Act.UNADVISE:
                     scene.decide(desk, RecommendedAction(act.value))
-                assert dying.happened.wait(20), at
+                assert dying.happened.wait(120), at
             assert [a.state for a in scene.actions(act)] == [ActionState.INTENDED], at
             with scene.desk() as desk:
                 assert scene.ended(act).state is ActionState.DONE, at
@@ -177,4 +177,4 @@ def test_ended_around_any_change_it_is_done_and_each_effect_has_happened_once(
                 assert duty is not None
                 assert duty.stage in (Health.DRAINING, Health.DRAINED)
                 assert duty.incident_id == scene.id
-                store.outages.write([type(duty)(NODE, Health.HEALTHY, T0, scene.id, "the next begins")])
+                kept.outages.write([type(duty)(NODE, Health.HEALTHY, T0, scene.id, "the next begins")])

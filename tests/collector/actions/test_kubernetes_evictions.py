@@ -92,25 +92,25 @@ def test_other_answers(
 
 @pytest.mark.parametrize(("says", "state"), [("budget", ActionState.INTENDED), ("forbidden", ActionState.FAILED)])
 def test_a_node_that_is_closed_is_out_though_its_pods_stay(
-    current: tuple[StandIn, KubernetesActuator], store: Store, says: str, state: ActionState
+    current: tuple[StandIn, KubernetesActuator], kept: Store, says: str, state: ActionState
 ) -> None:
     """The desk looks after it, a person can put it back, and then nothing closes it again."""
     server, actuator = current
     server.says["a"] = says
-    desk = dispatcher_of(store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=3600)
+    desk = dispatcher_of(kept, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=3600)
     desk.start()
     try:
         asked = desk.drain("gpu01", Act.ISOLATE, "corrupts data", "ann")
-        wait_until(lambda: store.actions.history(asked.id)[-1].detail, "the first try is over")
+        wait_until(lambda: kept.actions.history(asked.id)[-1].detail, "the first try is over")
         assert desk.context.outages.current["gpu01"].stage is Health.DRAINING
-        tried = store.actions.history(asked.id)[-1]
+        tried = kept.actions.history(asked.id)[-1]
         assert tried.state is state
         assert "default/a" in tried.detail
 
         back, _ = desk.resume("gpu01", "wrong node", "ann", force=True)
         assert back is not None
         assert desk.wait(back, 20).state is ActionState.DONE
-        wait_until(lambda: store.actions.history(asked.id)[-1].state is ActionState.FAILED, "the isolation is dropped")
+        wait_until(lambda: kept.actions.history(asked.id)[-1].state is ActionState.FAILED, "the isolation is dropped")
         assert desk.context.outages.current["gpu01"].stage is Health.HEALTHY
         assert actuator.observe("gpu01").service is Service.IN
     finally:
@@ -118,7 +118,7 @@ def test_a_node_that_is_closed_is_out_though_its_pods_stay(
 
 
 def test_an_isolation_that_waits_for_a_budget_does_not_close_again_what_somebody_has_put_back(
-    current: tuple[StandIn, KubernetesActuator], store: Store, monkeypatch: pytest.MonkeyPatch
+    current: tuple[StandIn, KubernetesActuator], kept: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.05,))
     server, actuator = current
@@ -131,7 +131,7 @@ def test_an_isolation_that_waits_for_a_budget_does_not_close_again_what_somebody
         return said
 
     monkeypatch.setattr(server, "answer", answers)
-    desk = dispatcher_of(store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=0.02)
+    desk = dispatcher_of(kept, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=0.02)
     desk.start()
     try:
         asked = desk.drain("gpu01", Act.ISOLATE, "corrupts data", "ann")
@@ -145,18 +145,18 @@ def test_an_isolation_that_waits_for_a_budget_does_not_close_again_what_somebody
 
 @pytest.mark.parametrize("tracks", [True, False], ids=["the server says who has set it", "it does not"])
 def test_a_cordon_set_after_ours_was_lifted_is_not_undone(
-    current: tuple[StandIn, KubernetesActuator], store: Store, tracks: bool
+    current: tuple[StandIn, KubernetesActuator], kept: Store, tracks: bool
 ) -> None:
     """Where the server does not say it, a look in between does."""
     server, actuator = current
     server.tracks, server.pods = tracks, []
-    desk = dispatcher_of(store, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=0.02)
+    desk = dispatcher_of(kept, ActConfig(mode="enforce", validate=False), [actuator], lambda _: actuator, look_s=0.02)
     desk.start()
     try:
         assert desk.wait(desk.drain("gpu01", Act.DRAIN, "slow", "ann"), 20).state is ActionState.DONE
         wait_until(lambda: desk.context.outages.current["gpu01"].stage is Health.DRAINED, "it is empty")
         server.cordon(False)
-        wait_until(lambda: store.audit.read(subject="gpu01"), "it is in the audit")
+        wait_until(lambda: kept.audit.read(subject="gpu01"), "it is in the audit")
         server.cordon()
         back, _ = desk.resume("gpu01", "well again", "ann", force=True)
         assert back is not None
@@ -165,7 +165,7 @@ def test_a_cordon_set_after_ours_was_lifted_is_not_undone(
     finally:
         desk.stop()
     assert server.node["spec"] == {"taints": [], "unschedulable": True}
-    (line,) = store.audit.read(subject="gpu01")
+    (line,) = kept.audit.read(subject="gpu01")
     assert (line.what, line.by) == ("uncordon", "somebody else")
 
 
@@ -190,7 +190,7 @@ def test_a_cordon_between_two_looks_is_distinguished_from_drovers_by_who_has_set
 
 
 def test_the_guard_learns_of_foreign_cordons_and_a_missing_right_to_list_stays_in_sight(
-    current: tuple[StandIn, KubernetesActuator], store: Store
+    current: tuple[StandIn, KubernetesActuator], kept: Store
 ) -> None:
     server, actuator = current
     server.rows = [
@@ -199,7 +199,7 @@ def test_the_guard_learns_of_foreign_cordons_and_a_missing_right_to_list_stays_i
     ]
     detected = Detected()
     desk = dispatcher_of(
-        store, ActConfig(mode="enforce"), [actuator], lambda _: actuator, nodes=["gpu01", "gpu02"], look_s=0.02,
+        kept, ActConfig(mode="enforce"), [actuator], lambda _: actuator, nodes=["gpu01", "gpu02"], look_s=0.02,
         detection=detected,
     )  # fmt: skip
     desk.start()

@@ -31,8 +31,8 @@ ASKED = T0 + 60_000
 
 
 @pytest.fixture
-def scene(store: Store) -> Scene:
-    return scene_of(store)
+def scene(kept: Store) -> Scene:
+    return scene_of(kept)
 
 
 def later(id_: str = "inc2", at_ms: int = ASKED + 1, **more: object) -> Incident:

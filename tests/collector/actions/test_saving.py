@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from drover_collector.actions.base import ActError, AwayError, LaterError
 from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.settings import SlurmConfig
 from drover_collector.actions.slurm.save_signal import SaveSignal, of_comment, of_script
+from drover_collector.actions.worker import Job, Worker
 from drover_collector.policy.decider import Decider
 from drover_collector.policy.policy import Rule
 from drover_collector.store import Store
@@ -33,8 +35,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def scene(store: Store) -> Scene:
-    made = scene_of(store)
+def scene(kept: Store) -> Scene:
+    made = scene_of(kept)
     made.slurm.start("n1", "7", "8")
     made.slurm.save_signals = {"7": USR1}
     return made
@@ -153,6 +155,52 @@ def test_a_node_that_is_closed_already_is_resumed_and_not_withdrawn(scene: Scene
         scene.wait(Act.DRAIN)
         assert desk.withdrawals.withdraw("n1", "wrong node", "bob") == []
     assert any("state=drain" in effect for effect in scene.slurm.effects)
+
+
+def test_what_is_withdrawn_while_its_next_look_is_due_is_not_looked_at_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the scheduler is slow: the look is due when the thread comes to the question."""
+    next_of = Worker._next
+
+    def due_with_each_question(worker: Worker, now: float) -> Job | None:
+        if worker._questions:
+            for job in worker._jobs.values():
+                job.due = 0.0
+        return next_of(worker, now)
+
+    monkeypatch.setattr(Worker, "_next", due_with_each_question)
+    with scene.desk() as desk:
+        asked_by_ann(scene, desk)
+        (ended,) = desk.withdrawals.withdraw("n1", "wrong node", "bob")
+        assert ended.state is ActionState.FAILED
+        scene.now_ms = T0 + round(SAVE_S * 1000) + 1
+        time.sleep(0.3)  # some looks
+        assert desk.under_way("n1") == []
+    assert scene.slurm.effects == ["signal 7 USR1"]
+    assert [a.detail for a in scene.store.actions.newest(node="n1")] == ["not done: bob has withdrawn it: wrong node"]
+
+
+def test_a_question_that_was_given_up_withdraws_nothing_later(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its asker read that it did not happen, and so does the audit."""
+    busy, free = threading.Event(), threading.Event()
+    with scene.desk() as desk:
+        asked_by_ann(scene, desk)
+
+        def hold(_: object) -> None:
+            busy.set()
+            free.wait(10)
+
+        slow = threading.Thread(target=desk.ask, args=("n1", hold))
+        slow.start()
+        assert busy.wait(10)
+        monkeypatch.setattr("drover_collector.actions.worker.ASK_S", 0.05)
+        with pytest.raises(LaterError, match="was busy"):
+            desk.withdrawals.withdraw("n1", "wrong node", "bob")
+        free.set()
+        slow.join()
+        time.sleep(0.3)  # some looks
+        assert [a.node for a in desk.withdrawals.waiting("n1")] == ["n1"]
 
 
 def test_what_the_policy_asked_for_is_not_withdrawn(scene: Scene) -> None:

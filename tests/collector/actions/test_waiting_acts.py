@@ -1,12 +1,13 @@
 """What waits for a scheduler that is away: it counts for every cap no matter who asked for it, and ends with its mode.
 
-A real engine, store and desk of actions; Slurm in memory.
+A real engine and desk of actions; Slurm and the store in memory. With a real store: test_action_caps.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,6 @@ from drover_collector.api import actions as api_actions
 from drover_collector.api.snapshot import ApiSnapshot, RefusalError
 from drover_collector.config import CollectorConfig
 from drover_collector.ingest.stats import IngestStats
-from drover_collector.notify import Outbox
 from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.policy import Policy, Rule
@@ -37,6 +37,7 @@ from drover_core.model.events import (
     Severity,
 )
 from drover_proto import fleet_pb2 as pb
+from testbed.acting_world import Quiet
 from testbed.deciding import OPEN, fleet
 from testbed.desks import dispatcher_of
 from testbed.loop import in_loop
@@ -60,7 +61,7 @@ class Site:
     step: Callable[[str], None] = lambda _: None
 
     def collector(self, policy: Policy) -> Pipeline:
-        outbox = Outbox(self.store, [], "http://console", now_ms=lambda: self.now_ms)
+        outbox: Any = Quiet()
         made = Pipeline(
             INDEX,
             self.store,
@@ -84,7 +85,7 @@ class Site:
         event = Event(f"{node}/79", self.now_ms, node, 0, EventKind.XID, "79", "gone", received_ms=self.now_ms)
         self.store.events.write([event])
         pipeline.take_events([event])
-        pipeline._judge.submit(pipeline.judge_events).result(60)
+        pipeline._judge.submit(pipeline.judge_events).result(120)
         return next(d for (_, at), d in pipeline.engine.decider.standing.items() if at == node)
 
     def drained(self) -> set[str]:
@@ -92,10 +93,10 @@ class Site:
 
 
 @pytest.fixture
-def site(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(kept: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr("drover_collector.actions.worker.WAITS_S", (0.01,))
     monkeypatch.setattr("drover_collector.api.actions.WAIT_S", 0.0)
-    yield Site(store)
+    yield Site(kept)
 
 
 async def surveyed(pipeline: Pipeline) -> None:
@@ -228,7 +229,7 @@ async def test_a_drain_that_waits_is_not_done_when_the_policy_wants_less_of_its_
         pipeline.in_force.policy = milder
         pipeline.engine.set_policy(milder)
         site.now_ms += 1000
-        pipeline._judge.submit(pipeline._guarded, lambda: pipeline.engine._settle([], [], site.now_ms)).result(60)
+        pipeline._judge.submit(pipeline._guarded, lambda: pipeline.engine._settle([], [], site.now_ms)).result(120)
         site.slurm.away = False
         await until(lambda: not [a for a in site.store.actions.intended() if a.action is Act.DRAIN], "it has ended")
     finally:
@@ -258,7 +259,9 @@ async def test_a_drain_for_silence_that_waits_is_not_done_when_slurm_comes_back_
     )  # fmt: skip
     try:
         site.slurm.away = True
-        pipeline._judge.submit(pipeline._guarded, lambda: pipeline.engine._settle([silent], [], site.now_ms)).result(60)
+        pipeline._judge.submit(pipeline._guarded, lambda: pipeline.engine._settle([silent], [], site.now_ms)).result(
+            120
+        )
         await until(lambda: "slurm" in desk.context.troubles, "it waits for Slurm")
         site.slurm.held["n005"] = well
         site.slurm.away = False

@@ -411,16 +411,16 @@ def test_an_act_does_not_wait_for_slow_questions(against: Against, monkeypatch: 
 
         def slow(*_: object) -> pb.Layout:
             begun.release()
-            assert go.wait(30)
+            assert go.wait(120)
             return pb.Layout()
 
         monkeypatch.setattr(api_fleet, "get_layout", slow)
         questions = [asyncio.ensure_future(fleet.stub.GetLayout(pb.LayoutRequest())) for _ in range(api.READ_THREADS)]
         try:
             for _ in questions:
-                assert await asyncio.to_thread(begun.acquire, timeout=30)
+                assert await asyncio.to_thread(begun.acquire, timeout=120)
             drain = pb.ActRequest(node="n0", act="drain", why="a fan")
-            code, text = await fleet.refused(fleet.stub.ActOnNode(drain, timeout=10))
+            code, text = await fleet.refused(fleet.stub.ActOnNode(drain, timeout=120))
             assert (code, "only observes" in text) == (grpc.StatusCode.FAILED_PRECONDITION, True)
         finally:
             go.set()

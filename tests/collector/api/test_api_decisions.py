@@ -343,7 +343,7 @@ def test_a_changed_policy_holds_though_the_store_hangs(
     def hanging(lines: list[Audit]) -> None:
         writers.append(threading.current_thread())
         if threading.current_thread() is not threading.main_thread():  # who judges must never be here
-            free.wait(20)
+            free.wait(120)
         write_audit(lines)
 
     monkeypatch.setattr(opened.audit, "write", hanging)

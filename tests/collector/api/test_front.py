@@ -14,7 +14,7 @@ from drover_collector.api.connection_front import Front
 from drover_collector.auth.connection_limit import ConnectionLimit
 from testbed.loop import in_loop
 
-WAIT_S = 20
+WAIT_S = 120
 PLACES = 4
 
 

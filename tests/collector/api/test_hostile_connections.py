@@ -12,6 +12,7 @@ import grpc
 import pytest
 import urllib3
 
+from drover_core.model.events import Incident, from_json
 from drover_proto import fleet_pb2 as pb
 from drover_proto import telemetry_pb2
 from drover_proto.fleet_pb2_grpc import FleetStub
@@ -32,7 +33,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
     return Fleet(tmp_path_factory.mktemp("ca"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def running(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     toml = fleet.issue("collector", "c1").toml + '[metrics]\nlisten = "127.0.0.1:0"\n'
     with collector(write(tmp_path_factory.mktemp("collector"), toml), FILES) as made, cage(made.process.pid):
@@ -60,9 +61,9 @@ def port_of(running: Running, name: str) -> int:
     return int(running.addresses[name].rpartition(":")[2])
 
 
-@pytest.mark.parametrize("says", SAYS, ids=["silent", "half-a-hello"])
+@pytest.mark.parametrize(("node", "says"), zip(("n1", "n2"), SAYS, strict=True), ids=["silent", "half-a-hello"])
 def test_idle_connections_stop_neither_detection_nor_store_nor_agents_nor_operators(
-    running: Running, fleet: Fleet, says: bytes
+    running: Running, fleet: Fleet, node: str, says: bytes
 ) -> None:
     """Each GetStatus by a new connection, which needs a place of its own.
 
@@ -77,13 +78,15 @@ def test_idle_connections_stop_neither_detection_nor_store_nor_agents_nor_operat
         idle_connections("127.0.0.1", port_of(running, "metrics"), IDLE // 3, says),
         watch(pid, target, operator, reconnect=True) as cost,
     ):
-        asyncio.run(an_xid_is_stored(running, fleet.issue("agent", "n1"), "n1"))
+        asyncio.run(an_xid_is_stored(running, fleet.issue("agent", node), node))
         with channel(target, operator) as made:
             stub = FleetStub(made)
-            wait_until(
-                lambda: len(stub.ListIncidents(pb.ListIncidentsRequest(), **patient).incidents_json) > 0,
-                "the XID is an incident",
-            )
+
+            def accused() -> set[str | None]:
+                found = stub.ListIncidents(pb.ListIncidentsRequest(), **patient).incidents_json
+                return {from_json(Incident, text).node for text in found}
+
+            wait_until(lambda: node in accused(), "the XID is an incident")
             answered = cost.answered
             wait_until(lambda: cost.answered > answered + 3 or bool(cost.failed), "GetStatus goes on")
             troubles = list(stub.GetStatus(pb.StatusRequest(), **patient).troubles)
@@ -99,7 +102,7 @@ def test_idle_connections_stop_neither_detection_nor_store_nor_agents_nor_operat
 def test_the_metrics_page_is_served_next_to_connections_that_say_nothing(running: Running, fleet: Fleet) -> None:
     viewer, port = fleet.issue("viewer", "prometheus"), port_of(running, "metrics")
     pool = urllib3.HTTPSConnectionPool(
-        "127.0.0.1", port, ca_certs=str(viewer.ca), cert_file=str(viewer.cert), key_file=str(viewer.key), timeout=20,
+        "127.0.0.1", port, ca_certs=str(viewer.ca), cert_file=str(viewer.cert), key_file=str(viewer.key), timeout=120,
         retries=urllib3.Retry(5, backoff_factor=0.5),  # one address here: see above
     )  # fmt: skip
     with idle_connections("127.0.0.1", port, 1_500):

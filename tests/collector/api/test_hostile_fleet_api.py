@@ -47,9 +47,9 @@ def running(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def test_small_bombs_of_any_certificate_cost_little(
     running: Running, fleet: Fleet, operator: Files, role: str, size: int
 ) -> None:
-    """A request of 16 kB is 16 MiB of empty messages, which parse to 530 MiB each: 40 at once would take 21 GiB."""
+    """A request of 16 kB is 16 MiB of empty messages, which parse to 530 MiB each: 12 at once would take 6 GiB."""
     target = running.addresses["Fleet API"]
-    calls, rounds = (10, 1) if size > REQUEST_BYTES else (40, 10)
+    calls, rounds = (3, 1) if size > REQUEST_BYTES else (40, 2)
     with watch(running.process.pid, target, operator) as cost:
         codes = flood(target, fleet.issue(role, "n1"), empty_targets(size), connections=4, calls=calls, rounds=rounds)
     print(f"{role} {size} {dict(codes)}: {cost.row()}")
@@ -65,7 +65,7 @@ def pinned_out(target: str, viewer: Files) -> bool:
     """Whether one more viewer is refused for the calls of others."""
     with channel(target, viewer) as made:
         try:
-            FleetStub(made).GetStatus(pb.StatusRequest(), timeout=30)
+            FleetStub(made).GetStatus(pb.StatusRequest(), timeout=120)
         except grpc.RpcError as error:
             return error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     return False
@@ -91,7 +91,7 @@ def test_calls_whose_answers_nobody_reads_keep_no_operator_out(
 
 def test_of_thousands_of_calls_at_once_none_is_ended_unheard(running: Running, fleet: Fleet) -> None:
     """Above 1,000 calls that have just come gRPC ended some with CANCELLED, no matter whose they were."""
-    connections, calls, refused = 80, 64, "7"
+    connections, calls, refused = 32, 64, "7"
     attackers = [fleet.issue("agent", "n1")]
     with pinned_calls(running.addresses["Fleet API"], attackers, connections, calls, narrow=False) as sent:
         assert sent.calls == connections * calls
@@ -105,7 +105,7 @@ def test_the_largest_honest_request_is_taken(running: Running, operator: Files) 
     ask = pb.SilenceAsk(node=[f"gpu-{number:04}.cluster-7.training.example.org"[:40] for number in range(1000)])
     assert REQUEST_BYTES / 2 < ask.ByteSize() < REQUEST_BYTES
     with channel(running.addresses["Fleet API"], operator) as made, pytest.raises(grpc.RpcError) as refused:
-        FleetStub(made).CreateSilence(ask, timeout=30)
+        FleetStub(made).CreateSilence(ask, timeout=120)
     assert refused.value.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED
     print(ask.ByteSize(), refused.value.details())
 

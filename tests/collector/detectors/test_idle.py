@@ -24,6 +24,7 @@ from drover_core.model.events import (
     RecommendedAction,
     Severity,
 )
+from testbed.detecting import only
 
 INDEX = small_fleet(8, 8, 4)
 BUCKETS = IDLE_MS // 10_000
@@ -199,7 +200,7 @@ def test_where_small_jobs_are_the_rule_pieces_are_what_they_want() -> None:
 
 
 def test_it_makes_nobody_suspect_and_closes_no_other_note() -> None:
-    engine = Engine(INDEX, Policy.named("nvidia"), START_MS)
+    engine = Engine(INDEX, Policy.named("nvidia"), START_MS, only("idle", "liveness", "hang"))
     for number in range(WARN_MS // 10_000 + 12):
         bucket = training_bucket(INDEX, number)
         gpu = dict(bucket.gpu)

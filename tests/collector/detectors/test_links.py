@@ -8,7 +8,6 @@ from collections import deque
 import numpy as np
 import pytest
 
-from drover_collector.detectors import DETECTORS
 from drover_collector.detectors._lib.examples import (
     KEPT,
     LAG_MS,
@@ -30,6 +29,7 @@ from drover_collector.policy.policy import Policy
 from drover_core.model.events import RecommendedAction, Severity
 from drover_core.model.fleet import LinkSpec
 from drover_simulator.faults import Fault
+from testbed.detecting import only
 from testbed.link_findings import PORT, Columns, run
 from testbed.simulated_buckets import record
 
@@ -195,7 +195,8 @@ def test_what_is_down_for_longer_than_a_restart_reads_stays_an_incident(down: li
             found[-1].link["link_up"][23] = 0.0  # never plugged in
         return found
 
-    first, second = (Engine(index, Policy.load(), START_MS) for _ in range(2))
+    detectors = only("links", "liveness")  # test_restart.py has cases of both with more of them
+    first, second = (Engine(index, Policy.load(), START_MS, detectors) for _ in range(2))
     for bucket in buckets(range(80)):
         first.on_bucket(bucket, bucket.end_ms + LAG_MS)
     (before,) = first.incidents.values()
@@ -269,8 +270,8 @@ def test_ports_that_dip_together_with_most_of_their_switch_drain_no_node() -> No
         link["link_up"][:32] = 0.0 if number in (4, 8, 12) else 1.0
         link["link_up"][PORT] = 0.0 if number in (4, 6, 10, 14) else 1.0
 
-    engine = Engine(small_fleet(ports=8), Policy.load(), START_MS, [d for d in DETECTORS if d.name == "links"])
-    again = Engine(small_fleet(ports=8), Policy.load(), START_MS, [d for d in DETECTORS if d.name == "links"])
+    engine = Engine(small_fleet(ports=8), Policy.load(), START_MS, only("links"))
+    again = Engine(small_fleet(ports=8), Policy.load(), START_MS, only("links"))
     for number in range(24):
         bucket = training_bucket(engine.index, number, links=change)
         (engine if number < 18 else again).on_bucket(bucket, bucket.end_ms + LAG_MS)
@@ -289,8 +290,7 @@ def test_ports_that_dip_together_with_most_of_their_switch_drain_no_node() -> No
 
 
 def test_a_port_that_goes_with_its_switch_does_not_flap_and_what_is_reported_later_has_an_id_of_its_own() -> None:
-    only = [detector for detector in DETECTORS if detector.name == "links"]
-    subject = Engine(small_fleet(ports=8), Policy.load(), START_MS, only)
+    subject = Engine(small_fleet(ports=8), Policy.load(), START_MS, only("links"))
     reported = {}
     for number in range(720):
         bucket = training_bucket(subject.index, number)
@@ -314,7 +314,8 @@ def test_flaps_are_remembered_over_a_restart_and_none_is_counted_twice() -> None
             found[-1].link["link_downed"][PORT] += sum(number >= at for at in (5, 10, 75))
         return found
 
-    first, second = (Engine(index, Policy.load(), START_MS) for _ in range(2))
+    detectors = only("links", "liveness")  # test_restart.py has cases of both with more of them
+    first, second = (Engine(index, Policy.load(), START_MS, detectors) for _ in range(2))
     for bucket in buckets(range(80)):
         first.on_bucket(bucket, bucket.end_ms + LAG_MS)
     (before,) = first.incidents.values()

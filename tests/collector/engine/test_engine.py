@@ -169,9 +169,8 @@ def test_the_demo_faults_each_give_one_incident_and_no_other() -> None:
         assert abs(incident.since_ms - from_iso(label.start)) <= 45_000
 
 
-@pytest.mark.parametrize("seed", [1401, 1402])
-def test_a_healthy_fleet_raises_nothing(seed: int) -> None:
-    assert ran(record(seed, 30, nodes=24, step_s=5.0)) == []
+def test_a_healthy_fleet_raises_nothing() -> None:
+    assert ran(record(1401, 20, nodes=24, step_s=5.0)) == []
 
 
 def test_hard_negatives_drain_nothing() -> None:
@@ -183,7 +182,7 @@ def test_hard_negatives_drain_nothing() -> None:
             Fault("straggler", "planned_power_cap", "r03n03", None, 500.0, None, 0.35),
         ]
 
-    recording = record(1403, 20, faults, nodes=32)
+    recording = record(1403, 15, faults, nodes=32, step_s=5.0)
     found = newest(ran(recording)).values()
     assert len(recording.labels) >= 3
     assert [(i.kind, i.cause, i.node, i.gpu) for i in found if i.severity is not Severity.INFO] == []

@@ -12,6 +12,7 @@ from drover_collector.engine.engine import Engine
 from drover_collector.engine.guessed_jobs import GuessedJobs
 from drover_collector.policy.policy import Policy
 from drover_core.model.events import Incident
+from testbed.detecting import only
 
 NODES = 8
 Columns = dict[str, np.ndarray]
@@ -98,7 +99,7 @@ def test_jobs_that_are_no_longer_named_do_not_become_one() -> None:
 def incidents_of(
     change: Callable[[int, Columns], None], buckets: int, pauses: tuple[int, ...] = (3, 4)
 ) -> list[Incident]:
-    engine = Engine(small_fleet(NODES), Policy.named("nvidia"), 0)
+    engine = Engine(small_fleet(NODES), Policy.named("nvidia"), 0, only("hang", "straggler", "liveness"))
     for number in range(buckets):
         bucket = training_bucket(engine.index, number)
         util = phases((slice(0, 64), pauses))(number)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from drover_collector.detectors import DETECTORS, Detector
 from drover_collector.detectors._lib.examples import (
     LAG_MS,
     START_MS,
@@ -24,6 +25,7 @@ from drover_core.model.events import (
     Incident,
     Severity,
 )
+from testbed.detecting import only
 
 INDEX = small_fleet(8, ports=8)
 Columns = dict[str, np.ndarray]
@@ -115,6 +117,22 @@ CASES = {
 }  # fmt: skip
 
 
+# Which detectors an engine has; of an uncorrected error all thirteen, which cost ten times as much CPU as three.
+FEW = {
+    "flaps": only("links", "liveness", "xid"), "a port": only("links", "liveness", "xid"),
+    "cooling against its own past": only("thermal", "liveness", "xid"),
+    "a small slowness": only("straggler", "slowdown", "liveness", "xid"),
+    "a lost GPU": only("liveness", "hang", "memory", "xid"),
+    "a silent node": only("liveness", "hang", "xid"), "a hung driver": only("liveness", "memory", "xid"),
+    "an agent stopped on purpose": only("liveness", "hang", "xid"),
+}  # fmt: skip
+OF_LINES = only("kernel", "liveness", "memory", "xid")
+
+
+def _engines(count: int, detectors: Sequence[Detector] = DETECTORS) -> list[Engine]:
+    return [Engine(INDEX, Policy.named("nvidia"), START_MS, detectors) for _ in range(count)]
+
+
 # The model of a GPU's heat is an hour old before it judges, and needs four blocks of five minutes: more buckets before
 # BEGINS, and before RESTART.
 EARLIER = {"cooling against its own past": (450, 540)}
@@ -125,7 +143,7 @@ def test_what_is_open_stays_open_and_is_not_reported_twice(name: str) -> None:
     change, away, events = CASES[name]
     earlier, more = EARLIER.get(name, (0, 0))
     restart = RESTART + more
-    first, second = (Engine(INDEX, Policy.named("nvidia"), START_MS) for _ in range(2))
+    first, second = _engines(2, FEW.get(name, DETECTORS))
 
     def changed(number: int, gpu: Columns, link: Columns) -> None:
         if (gpu and change in (_flaps, _port)) or (link and change not in (_flaps, _port)):
@@ -167,7 +185,7 @@ def test_an_event_that_comes_while_the_past_is_taken_up_is_judged_at_once_and_al
     """A fleet of 100,000 GPUs takes a while to be read again: an XID does not wait for it, and what it and all that
     follows come to is what they would have come to after it."""
     change, away, events = CASES.get(name, (_nothing, _nobody, ()))
-    first, whole, steps = (Engine(INDEX, Policy.named("nvidia"), START_MS) for _ in range(3))
+    first, whole, steps = _engines(3, DETECTORS if name == "nothing" else OF_LINES)
 
     def changed(number: int, gpu: Columns, link: Columns) -> None:
         if bool(gpu) is not (change in (_flaps, _port)):
@@ -212,7 +230,7 @@ def test_what_was_reported_before_the_restart_is_not_reported_again_by_the_next_
     lines = [_xid("31", "n02", 1, RESTART - back) for back in (55, 35, 15)]
     if name == "a line of the kernel":
         lines = [replace(lines[0], kind=EventKind.KERNEL, code="aer", message=_FATAL)]
-    first, second = (Engine(INDEX, Policy.named("nvidia"), START_MS) for _ in range(2))
+    first, second = _engines(2, OF_LINES)
     past = _buckets(_nothing, _nobody, range(RESTART - READ, RESTART))
     _run(first, past, lines)
     assert {i.node for i in _open(first).values()} == {"n02"}
@@ -227,7 +245,7 @@ def test_a_line_that_waited_for_company_when_the_collector_stopped_is_reported_b
     lines = [_xid("31", "n02", 1, RESTART - back) for back in (50, 5)]
     if name == "a line of the kernel":
         lines = [replace(lines[1], kind=EventKind.KERNEL, code="aer", message=_FATAL)]
-    first, second = (Engine(INDEX, Policy.named("nvidia"), START_MS) for _ in range(2))
+    first, second = _engines(2, OF_LINES)
     past = _buckets(_nothing, _nobody, range(RESTART - READ, RESTART))
     _run(first, past[:-6], lines[:-1])
     first.on_events(lines[-1:], lines[-1].received_ms or 0)  # and then it is killed, for 40 s
@@ -237,7 +255,7 @@ def test_a_line_that_waited_for_company_when_the_collector_stopped_is_reported_b
     incidents = [i for o in _outcomes(second, range(RESTART, RESTART + 10)) for i in o.incidents]
     assert {(i.node, i.severity) for i in incidents} == {("n02", Severity.WARNING)}
     assert len({i.id for i in incidents}) == 1
-    third = Engine(INDEX, Policy.named("nvidia"), START_MS)
+    (third,) = _engines(1, OF_LINES)
     third.restore(list(second.incidents.values()), past, lines)
     assert [o.findings for o in _outcomes(third, range(RESTART, RESTART + 10)) if o.findings] == []
 
@@ -248,7 +266,7 @@ def _outcomes(engine: Engine, numbers: range) -> list[Outcome]:
 
 def test_what_an_event_says_nothing_of_is_decided_when_the_past_is_read() -> None:
     """What was open before the restart may be over: who reads its values first knows."""
-    first, second = (Engine(INDEX, Policy.named("nvidia"), START_MS) for _ in range(2))
+    first, second = _engines(2, OF_LINES)
     *past, after = _buckets(_nothing, _nobody, range(RESTART + 1))
     held = [replace(bucket, gpu={}, node={}, link={}) for bucket in past[-READ:]]
     early, news = _xid("79", "n05", 1, RESTART - 3), _xid("79", "n07", 0, RESTART)
@@ -264,7 +282,7 @@ def test_what_an_event_says_nothing_of_is_decided_when_the_past_is_read() -> Non
 @pytest.mark.parametrize("name", ["a silent node", "a lost GPU", "an agent stopped on purpose"])
 def test_what_ended_while_nobody_judged_is_ended(name: str) -> None:
     _, away, events = CASES[name]
-    first, second = (Engine(INDEX, Policy.named("nvidia"), START_MS) for _ in range(2))
+    first, second = _engines(2, OF_LINES)
     _run(first, _buckets(_nothing, away, range(RESTART)), events)
     before = list(_open(first).values())
     if name == "a lost GPU":  # its values never went away here; the agent's word stands until they are seen again

@@ -109,6 +109,15 @@ def test_two_states_of_an_action_differ_in_their_ids_and_one_that_is_sent_again_
     CHECKS.validate(request.json)
 
 
+def test_two_versions_of_an_incident_at_one_time_differ_in_their_ids() -> None:
+    """A receiver that takes each id once would not get the second."""
+    first, second = (
+        cloud_event(of_incident(replace(INCIDENT, version=n, updated_ms=NOW_MS)), "/drover") for n in (2, 3)
+    )
+    assert first["time"] == second["time"]
+    assert first["id"] != second["id"]
+
+
 def test_an_event_that_is_refused_keeps_back_none_after_it(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("t0ken")

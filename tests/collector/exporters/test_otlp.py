@@ -242,7 +242,7 @@ def test_over_grpc_nobody_there_and_a_receiver_that_hangs_hold_up_nothing(fleet:
 
     class Hanging(Service):
         def Export(self, request: Any, context: Any) -> Any:
-            hangs.wait(10)
+            hangs.wait(120)
             return super().Export(request, context)
 
     with sending_to("http://127.0.0.1:9", "grpc", timeout_s=0.3) as otlp:

@@ -145,17 +145,17 @@ def server(fleet: Exported, store: Store) -> Iterator[MetricsServer]:
 
 def test_it_is_served_compressed_and_plain(server: MetricsServer) -> None:
     url = f"http://127.0.0.1:{server.port}/metrics/fleet"
-    plain = urllib3.request("GET", url, timeout=20)
-    packed = urllib3.request("GET", url, headers={"accept-encoding": "gzip"}, timeout=20)
+    plain = urllib3.request("GET", url, timeout=120)
+    packed = urllib3.request("GET", url, headers={"accept-encoding": "gzip"}, timeout=120)
     assert packed.headers["content-encoding"] == "gzip"
     assert plain.data == packed.data  # urllib3 has unpacked it
     assert plain.data.count(b"drover_gpu_power_w{") == 4
-    assert urllib3.request("GET", url.replace("fleet", "dcgm"), timeout=20).status == 404
+    assert urllib3.request("GET", url.replace("fleet", "dcgm"), timeout=120).status == 404
 
 
 def test_a_plain_page_that_is_cut_cannot_pass_for_a_whole_one(server: MetricsServer) -> None:
     url = f"http://127.0.0.1:{server.port}/metrics/fleet"
-    plain = urllib3.request("GET", url, headers={"accept-encoding": "gzip;q=0, identity"}, timeout=20)
+    plain = urllib3.request("GET", url, headers={"accept-encoding": "gzip;q=0, identity"}, timeout=120)
     assert "content-encoding" not in plain.headers
     assert int(plain.headers["content-length"]) == len(plain.data)
 
@@ -174,7 +174,7 @@ def test_a_standby_whose_store_does_not_answer_says_so(fleet: Exported, store: S
     page = FleetPage("drover", FleetPageConfig(), away, fleet.reader, fleet.xids)
     server = MetricsServer(facts_of(store), ("127.0.0.1", 0), pages={"/metrics/fleet": page})
     try:
-        answer = urllib3.request("GET", f"http://127.0.0.1:{server.port}/metrics/fleet", timeout=20)
+        answer = urllib3.request("GET", f"http://127.0.0.1:{server.port}/metrics/fleet", timeout=120)
         assert answer.status == 503
         assert b"it is away" in answer.data
     finally:

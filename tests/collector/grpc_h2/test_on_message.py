@@ -14,7 +14,7 @@ from drover_collector.grpc_h2.call import MESSAGES_PER_TURN
 from testbed.http2 import GREETING, data, opened
 from testbed.loop import in_loop
 
-WAIT_S = 20
+WAIT_S = 120
 
 
 class Counter:

@@ -452,6 +452,23 @@ def test_a_job_that_hangs_long_after_a_failure_is_one() -> None:
     assert {i.kind for i in opened(b)} == {IncidentKind.XID, IncidentKind.HANG}
 
 
+def test_a_rank_that_stops_on_another_node_is_no_consequence_of_a_failure_in_its_job() -> None:
+    """Its job would wait for the GPU that failed; it waits for this one."""
+    b = book()
+    give(b, 0, finding("xid", "xid_64", 0, severity="critical", job="j1"))
+    stopped = finding("hang", "rank_stopped", 60, "gpu", "n03", 2, job="j1")
+    give(b, 150, stopped, finding("straggler", "unexplained", 60, "gpu", "n04", 1, job="j1"))
+    assert {(i.kind, i.node) for i in opened(b)} == {(IncidentKind.XID, "n01"), (IncidentKind.HANG, "n03")}
+
+
+def test_a_rank_that_stops_next_to_a_gpu_that_failed_is_a_consequence() -> None:
+    """What starts a node's ranks ends them all when one fails."""
+    b = book()
+    give(b, 0, finding("xid", "xid_79", 0, severity="critical", job="j1"))
+    give(b, 150, finding("hang", "rank_stopped", 60, "node", "n01", None, job="j1"))
+    assert {i.kind for i in opened(b)} == {IncidentKind.XID}
+
+
 def lost(at_s: float) -> Finding:
     return finding("liveness", "gpu_lost", at_s, severity="critical", action="drain")
 

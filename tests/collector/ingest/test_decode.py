@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from drover_collector.ingest import decode as decode_module
 from drover_collector.ingest.decode import FUTURE_MS, decode
 from drover_collector.ingest.schema_registry import Refusal, read_hello
 from drover_collector.store import entity_id
@@ -253,6 +254,43 @@ def test_entities_are_listed_once_with_the_time_of_the_data() -> None:
     assert len(again.entities) == 2  # the store may have failed: listed until it is marked
     again.mark_stored()
     assert run((dictionary, batch(3, block([*rows, (T0, 1, (1.0, 1.0))])))).entities[0].gpu == 0
+
+
+def test_rows_of_a_refused_gpu_alone_are_left_out_of_a_page() -> None:
+    """Else who names one GPU of a node elsewhere hides the node."""
+    page, agent = read_hello(hello("n1")), read_hello(hello("n1"))
+    page.is_lenient = True
+    why = Refusal("another node", "an agent has it")
+    for registry in (page, agent):
+        registry.refuse(1, why)
+    both = batch(1, block([(T0, 1, (1.0, 1.0)), (T0, 2, (2.0, None))]))
+    alone = batch(2, block([(T0 + 1000, 1, (1.0, 1.0))]))
+    found = run((page, both), (page, alone))
+    assert found.refused == {}
+    assert found.left_out == dict.fromkeys((0, 1), Refusal("another node", "entity 1: an agent has it"))
+    (samples,) = found.samples
+    assert values(samples) == {(entity_id(Scope.GPU, gpu_key(1, 1)), T0, "power_w"): 2.0}
+    assert [entity.gpu for entity in found.entities] == [1]
+    assert (run((page, alone)).samples, run((page, alone)).refused) == ([], {})
+    assert (run((agent, both)).samples, set(run((agent, both)).refused)) == ([], {0})
+    unknown = batch(3, block([(T0, 9, (1.0, 1.0)), (T0, 2, (2.0, 2.0))]))
+    assert set(run((page, unknown)).refused) == {0}, "an entity that it did not name"
+
+
+def test_a_gpu_that_is_taken_from_its_page_meanwhile_fails_no_insert(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop gives it to an agent while another thread has its batch half decoded."""
+    page, other = read_hello(hello("n1")), read_hello(hello("n2"))
+    take = decode_module._Rows.take
+
+    def taken_first(rows: decode_module._Rows, *more: object) -> object:
+        page.refuse(1, Refusal("another node", "an agent has it"))
+        return take(rows, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(decode_module._Rows, "take", taken_first)
+    found = run(*((each, batch(1, block([(T0, 1, (1.0, 1.0))]))) for each in (page, other)))
+    assert [e.node for e in found.entities] == ["n2"]
+    found.mark_stored()
+    assert (page.has_samples[1], other.has_samples[1]) == (False, True)
 
 
 def test_every_metric_has_a_range_that_its_storage_can_hold() -> None:

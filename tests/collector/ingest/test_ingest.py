@@ -297,30 +297,31 @@ class _Checked(list[Event]):
 MINUTES = 60_000
 
 
-@pytest.mark.parametrize(
-    ("clock_ms", "ts_ms", "backlog", "suspect", "stored_ms"),
-    [
-        (T0 + 2000, T0 + 1000, False, False, T0 + 1000),
-        (T0 + 2000, T0 - 30 * MINUTES, False, False, T0 - 30 * MINUTES),  # waited in the spool; the clock is right
-        (T0 + 2000, T0 + 5 * MINUTES, False, True, T0 + 5 * MINUTES),  # from the future
-        (T0 - 3 * MINUTES, T0 - 3 * MINUTES, False, True, T0 - 3 * MINUTES),  # the clock is behind
-        (T0 + 2000, 5, True, False, 5),  # a line of before the agent's start
-        (T0 + 2000, 2**62, False, True, T0 + 2000),  # a time that the store cannot hold
-    ],
-)
+# The agent's clock and the event's time; whether it is of before the agent's start; whether its clock is suspect, and
+# the time that is stored.
+TIMES = {
+    "of now": (T0 + 2000, T0 + 1000, False, False, T0 + 1000),
+    "waited in the spool; the clock is right": (T0 + 2000, T0 - 30 * MINUTES, False, False, T0 - 30 * MINUTES),
+    "from the future": (T0 + 2000, T0 + 5 * MINUTES, False, True, T0 + 5 * MINUTES),
+    "the clock is behind": (T0 - 3 * MINUTES, T0 - 3 * MINUTES, False, True, T0 - 3 * MINUTES),
+    "a line of before the agent's start": (T0 + 2000, 5, True, False, 5),
+    "a time that the store cannot hold": (T0 + 2000, 2**62, False, True, T0 + 2000),
+}
+
+
 @in_loop
-async def test_no_event_is_refused_for_its_time(
-    store: Store, clock_ms: int, ts_ms: int, backlog: bool, suspect: bool, stored_ms: int
-) -> None:
-    message = hello()
-    message.ts_ms = clock_ms
-    async with Collector(store) as collector, collector.agent(message) as agent:
-        await agent.send(record=event(1, ts_ms, backlog=backlog))
-        await agent.until_held(EVENTS, 1)
-        assert agent.rejected == {}
-        (found,) = store.events.read(0, T0 * 2)
-        assert (found.ts_ms, found.clock_suspect, found.received_ms) == (stored_ms, suspect, T0 + 2000)
-        assert collector.events == [found]
+async def test_no_event_is_refused_for_its_time(store: Store) -> None:
+    async with Collector(store) as collector:
+        for number, (case, (clock_ms, ts_ms, backlog, suspect, stored_ms)) in enumerate(TIMES.items(), 1):
+            message = hello(spool=f"s{number}")
+            message.ts_ms = clock_ms
+            async with collector.agent(message) as agent:
+                await agent.send(record=event(1, ts_ms, backlog=backlog))
+                await agent.until_held(EVENTS, 1)
+            assert agent.rejected == {}, case
+            (found,) = (e for e in store.events.read(0, T0 * 2) if e.id == f"n0/s{number}/1")
+            assert (found.ts_ms, found.clock_suspect, found.received_ms) == (stored_ms, suspect, T0 + 2000), case
+            assert collector.events[number - 1 :] == [found], case
 
 
 @pytest.mark.parametrize(
@@ -348,41 +349,36 @@ HOURS = 60 * MINUTES
 UP = 100 * HOURS  # of the node, at its Hello
 
 
-@pytest.mark.parametrize(
-    ("boot", "ago_ms", "ts_ms", "node_ms", "backlog", "suspect"),
-    [
-        ("b1", 2_000, -2_000, 0, False, False),
-        ("b1", 30 * MINUTES, -30 * MINUTES, 0, False, False),
-        ("b1", 9 * HOURS, -9 * HOURS, 0, True, False),
-        ("b0", 9 * HOURS, -9 * HOURS, 0, True, False),
-        ("b0", 10 * MINUTES, -10 * MINUTES, 0, True, False),
-        ("b1", 2 * MINUTES, -1_000 * 24 * HOURS, 0, False, True),
-        ("b1", 2 * MINUTES, -2 * HOURS, 0, False, True),
-        ("b1", 2 * MINUTES, -2 * HOURS, -2 * HOURS, False, True),
-        ("b1", 9 * HOURS, -11 * HOURS, -2 * HOURS, True, False),
-        ("b1", 9 * HOURS, -2_000, 0, True, False),
-        ("b1", 2_000, 5 * HOURS, 0, False, True),
-    ],
-    ids=[
-        "fresh", "a short outage", "an outage of a night", "a night, and booted since", "minutes, and booted since",
-        "its clock was of 2024 until just now", "its clock was set by two hours since",
-        "its clock is two hours behind", "behind, and of the night", "of the night, with the clock of now",
-        "its clock was ahead until just now",
-    ],
-)  # fmt: skip
+# The boot of the error, how long ago it was, its time and the node's clock, both against now; whether it is history,
+# and whether its clock is suspect.
+AGES = {
+    "fresh": ("b1", 2_000, -2_000, 0, False, False),
+    "a short outage": ("b1", 30 * MINUTES, -30 * MINUTES, 0, False, False),
+    "an outage of a night": ("b1", 9 * HOURS, -9 * HOURS, 0, True, False),
+    "a night, and booted since": ("b0", 9 * HOURS, -9 * HOURS, 0, True, False),
+    "minutes, and booted since": ("b0", 10 * MINUTES, -10 * MINUTES, 0, True, False),
+    "its clock was of 2024 until just now": ("b1", 2 * MINUTES, -1_000 * 24 * HOURS, 0, False, True),
+    "its clock was set by two hours since": ("b1", 2 * MINUTES, -2 * HOURS, 0, False, True),
+    "its clock is two hours behind": ("b1", 2 * MINUTES, -2 * HOURS, -2 * HOURS, False, True),
+    "behind, and of the night": ("b1", 9 * HOURS, -11 * HOURS, -2 * HOURS, True, False),
+    "of the night, with the clock of now": ("b1", 9 * HOURS, -2_000, 0, True, False),
+    "its clock was ahead until just now": ("b1", 2_000, 5 * HOURS, 0, False, True),
+}
+
+
 @in_loop
-async def test_the_age_of_an_error_goes_by_its_boot_and_the_time_since_then(
-    store: Store, boot: str, ago_ms: int, ts_ms: int, node_ms: int, backlog: bool, suspect: bool
-) -> None:
+async def test_the_age_of_an_error_goes_by_its_boot_and_the_time_since_then(store: Store) -> None:
     """No step of a wall clock makes history of a fresh fault, nor a fresh one of history."""
-    message = hello(boot_id="b1", up_ms=UP, ts_ms=T0 + 2000 + node_ms)
-    async with Collector(store, now_ms=T0 + 2000) as collector, collector.agent(message) as agent:
-        record = event(1, T0 + 2000 + ts_ms, boot_id=boot, up_ms=UP - ago_ms, told_ms=T0 + 2000 + ts_ms)
-        await agent.send(record=record)
-        await agent.until_held(EVENTS, 1)
-        (found,) = collector.events
-        assert (found.backlog, found.clock_suspect, found.boot) == (backlog, suspect, boot)
-        assert store.events.read(0, T0 * 2) == [found]
+    async with Collector(store, now_ms=T0 + 2000) as collector:
+        for number, (case, (boot, ago_ms, ts_ms, node_ms, backlog, suspect)) in enumerate(AGES.items(), 1):
+            message = hello(spool=f"s{number}", boot_id="b1", up_ms=UP, ts_ms=T0 + 2000 + node_ms)
+            async with collector.agent(message) as agent:
+                times = {"up_ms": UP - ago_ms, "told_ms": T0 + 2000 + ts_ms}
+                await agent.send(record=event(1, T0 + 2000 + ts_ms, boot_id=boot, **times))
+                await agent.until_held(EVENTS, 1)
+            (found,) = collector.events[number - 1 :]
+            assert (found.backlog, found.clock_suspect, found.boot) == (backlog, suspect, boot), case
+            assert [e for e in store.events.read(0, T0 * 2) if e.id == f"n0/s{number}/1"] == [found], case
 
 
 @in_loop

@@ -71,8 +71,8 @@ async def test_who_takes_no_answer_is_let_go(store: Store, monkeypatch: pytest.M
     reader = asyncio.create_task(stream())
     await until(lambda: made)
     sender = asyncio.create_task(made[0].acks.send(made[0].stream, {LIVE: 1}, T0))
-    await asyncio.wait_for(written.wait(), 20)
-    await asyncio.wait_for(asyncio.wait({reader, sender}), 20)
+    await asyncio.wait_for(written.wait(), 120)
+    await asyncio.wait_for(asyncio.wait({reader, sender}), 120)
     assert reader.cancelled()
     assert "did not read an answer" in str(made[0].closed)
 
@@ -277,7 +277,7 @@ async def test_a_store_that_hangs_is_seen(store: Store, monkeypatch: pytest.Monk
     write = store.samples.write
 
     def stuck(samples: Any) -> None:
-        free.wait(20)
+        free.wait(120)
         write(samples)
 
     monkeypatch.setattr(store.samples, "write", stuck)

@@ -70,9 +70,9 @@ def test_a_bucket_pays_back_at_its_rate() -> None:
 
 @in_loop
 async def test_a_greedy_agent_is_slowed_alone(store: Store) -> None:
-    limits = Limits(flush_s=0.01, rows_per_s=1000, burst_s=0.1)
+    limits = Limits(flush_s=0.01, rows_per_s=10, burst_s=10)
     async with Collector(store, limits) as collector, collector.agent(hello("n0")) as greedy:
-        rows = [(T0 - second * 1000, 1, (100.0, 50.0)) for second in range(3000)]
+        rows = [(T0 - second * 1000, 1, (100.0, 50.0)) for second in range(3000)]  # its second is read in 5 minutes
         await greedy.send(batch=batch(1, block(rows)))
         await greedy.read("backoff")
         await greedy.send(batch=batch(2, block(rows)))
@@ -92,7 +92,7 @@ async def test_backoff_to_all_when_the_store_lags(store: Store, monkeypatch: pyt
     write = store.samples.write
 
     def slow(samples: object) -> None:
-        free.wait(20)
+        free.wait(120)
         write(samples)  # type: ignore[arg-type]  # passed through
 
     monkeypatch.setattr(store.samples, "write", slow)

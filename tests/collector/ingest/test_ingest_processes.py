@@ -83,7 +83,7 @@ class Sender:
             writer = asyncio.create_task(self._write(call, self.held[pb.LIVE] + 1))
             try:
                 while min(self.held.values()) < until_held:
-                    message = await asyncio.wait_for(call.read(), 20)
+                    message = await asyncio.wait_for(call.read(), 120)
                     assert not message.ack.rejected
                     for entry in message.ack.held:
                         if entry.lane in self.held:
@@ -111,7 +111,7 @@ async def test_killed_between_inserts_nothing_acknowledged_is_lost_or_doubled(tm
             await sender.run(port, goal)
             process.kill()
     done = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", COUNT, url], capture_output=True, check=True, timeout=60
+        subprocess.run, [sys.executable, "-c", COUNT, url], capture_output=True, check=True, timeout=120
     )
     assert list((tmp_path / "store" / "inserts").rglob("*.arrow")) == []  # nothing is left of what was under way
     found = json.loads(done.stdout)
@@ -173,13 +173,13 @@ async def test_a_certificate_speaks_for_its_node_only(
         await call.write(pb.AgentMessage(hello=hello(node)))
         if words:
             with pytest.raises(grpc.RpcError):
-                await asyncio.wait_for(call.read(), 20)
+                await asyncio.wait_for(call.read(), 120)
             assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
             assert words in await call.details()
             assert ingest.stats.rejected == {"not allowed": 1}
             assert node not in ingest.stats.last_seen
         else:
-            assert (await asyncio.wait_for(call.read(), 20)).WhichOneof("kind") == "welcome"
+            assert (await asyncio.wait_for(call.read(), 120)).WhichOneof("kind") == "welcome"
         call.cancel()
     await server.stop(0)
     await ingest.close()

@@ -221,7 +221,7 @@ async def test_a_store_that_hangs_keeps_no_agent_out(store: Store, monkeypatch: 
 
     def hang(_table: OffsetTable, keys: set[tuple[str, str]]) -> dict[tuple[str, str], dict[int, int]]:
         asked.append(set(keys))
-        assert answers_now.wait(30)
+        assert answers_now.wait(120)
         return {key: {LIVE: 7} for key in keys}
 
     monkeypatch.setattr(OffsetTable, "noted", hang)

@@ -41,7 +41,7 @@ class Disk:
 
     def _guarded(self, write: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(*args: Any) -> Any:
-            if not self.free.wait(20):
+            if not self.free.wait(120):
                 raise StoreError("hangs")
             if self.full and (not args or args[0]):
                 raise StoreError("no space left on device")

@@ -207,7 +207,7 @@ class Bench:
                     if number == len(messages) // 2:
                         await self.send_good()
                 await bad.call.done_writing()
-                while isinstance(await asyncio.wait_for(bad.call.read(), 20), pb.CollectorMessage):
+                while isinstance(await asyncio.wait_for(bad.call.read(), 120), pb.CollectorMessage):
                     pass
             except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
                 pass  # the collector may end this stream, and does

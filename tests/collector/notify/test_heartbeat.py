@@ -167,7 +167,7 @@ def test_a_store_that_hangs_is_blindness(
     receiver.usual = Reply(how="hang")  # stands for the store: whatever does not return
 
     def hangs() -> HealthSignals:
-        receiver.released.wait(20)
+        receiver.released.wait(120)
         return WELL
 
     watched.heartbeat._read_signals = hangs

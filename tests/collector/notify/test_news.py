@@ -201,7 +201,7 @@ class Site:
         )
         self.store.events.write([made])
         self.pipeline.take_events([made])
-        await asyncio.to_thread(lambda: self.pipeline._judge.submit(self.pipeline.judge_events).result(20))
+        await asyncio.to_thread(lambda: self.pipeline._judge.submit(self.pipeline.judge_events).result(120))
         (waiting,) = [d for d in self.pipeline.engine.decider.standing.values() if d.node == node]
         return waiting
 
@@ -258,4 +258,4 @@ def stage_of(site: Site, node: str) -> Health | None:
 
 def answer(site: Site, decision: Decision) -> None:
     given = Approval(decision.id, site.now_ms, "ann", True, "seen")
-    site.pipeline._judge.submit(site.pipeline._answer, given).result(20)
+    site.pipeline._judge.submit(site.pipeline._answer, given).result(120)

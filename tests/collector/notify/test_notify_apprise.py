@@ -122,7 +122,7 @@ def test_a_mail_server_that_says_nothing_is_left_in_time_and_taken_when_it_speak
 def test_one_that_hangs_keeps_the_others_not_waiting(box: Mailbox) -> None:
     with http_receiver() as hung:
         hung.usual = Reply(how="trickle")
-        notifier = apprise(f"json://127.0.0.1:{hung.port}", address(box.port), timeout_s=0.5)
+        notifier = apprise(f"json://127.0.0.1:{hung.port}", address(box.port), timeout_s=2.0)
         result = notifier.deliver("m1", body(), NOW_MS)
         assert result.detail.startswith("address 1 (json) ")
         assert "address 2" not in result.detail

@@ -194,7 +194,7 @@ def test_a_call_that_hangs_is_left_behind_and_nothing_new_is_begun_before_it_end
 
     def work() -> HttpAnswer:
         begun.append(1)
-        release.wait(20)
+        release.wait(120)
         return HttpAnswer(200)
 
     assert bounded.call(work) is None

@@ -119,7 +119,7 @@ def test_a_store_that_hangs_holds_up_no_scrape(
 
     def partitions() -> list[object]:
         asked.append(1)
-        assert goes_on.wait(60)
+        assert goes_on.wait(120)
         return []
 
     monkeypatch.setattr(facts.store.sizes, "partitions", partitions)
@@ -165,15 +165,15 @@ def server(facts: ApiSnapshot) -> Iterator[MetricsServer]:
 
 
 def test_it_is_served_at_metrics_and_nowhere_else(server: MetricsServer) -> None:
-    page = urllib3.request("GET", f"http://127.0.0.1:{server.port}/metrics", timeout=20)
+    page = urllib3.request("GET", f"http://127.0.0.1:{server.port}/metrics", timeout=120)
     assert page.status == 200
     assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert b"drover_store_bytes" in page.data
-    assert urllib3.request("GET", f"http://127.0.0.1:{server.port}/", timeout=20).status == 404
+    assert urllib3.request("GET", f"http://127.0.0.1:{server.port}/", timeout=120).status == 404
 
 
 def test_a_closed_store_still_gives_the_page(server: MetricsServer, store: Store) -> None:
     store.close()
-    page = urllib3.request("GET", f"http://127.0.0.1:{server.port}/metrics", timeout=20)
+    page = urllib3.request("GET", f"http://127.0.0.1:{server.port}/metrics", timeout=120)
     assert page.status == 200
     assert b"drover_store_answers 0.0" in page.data

@@ -24,7 +24,7 @@ from drover_proto.telemetry_pb2_grpc import TelemetryStub
 from testbed.front import Front, front
 from testbed.waiting import wait_until
 
-START_S = 60
+START_S = 300
 LEASE_S = 2.0  # a takeover takes at most 1.7 times this, and the restore
 
 
@@ -59,7 +59,7 @@ class Collector:
         self.channel = grpc.insecure_channel(self.addresses["Fleet API"])
 
     def status(self) -> pb.Status:
-        return FleetStub(self.channel).GetStatus(pb.StatusRequest(), timeout=20)
+        return FleetStub(self.channel).GetStatus(pb.StatusRequest(), timeout=120)
 
     def is_role(self, role: str) -> bool:
         try:
@@ -69,7 +69,7 @@ class Collector:
 
     def incidents(self) -> list[Incident]:
         try:
-            reply = FleetStub(self.channel).ListIncidents(pb.ListIncidentsRequest(), timeout=20)
+            reply = FleetStub(self.channel).ListIncidents(pb.ListIncidentsRequest(), timeout=120)
         except grpc.RpcError:
             return []
         return [from_json(Incident, text) for text in reply.incidents_json]
@@ -79,7 +79,7 @@ class Collector:
         found = [i.id for i in self.incidents() if i.node == node]
         if not found:
             return False
-        detail = FleetStub(self.channel).GetIncident(pb.IncidentRequest(id=found[0]), timeout=20)
+        detail = FleetStub(self.channel).GetIncident(pb.IncidentRequest(id=found[0]), timeout=120)
         return any("incident.opened delivered" in line for line in detail.notifications)
 
     def send_xid(self, node: str) -> None:
@@ -101,10 +101,10 @@ class Collector:
         def up() -> Iterator[wire.AgentMessage]:
             yield wire.AgentMessage(hello=hello)
             yield wire.AgentMessage(record=wire.Record(seq=1, event=event))
-            done.wait(30)
+            done.wait(120)
 
         with grpc.insecure_channel(self.addresses["agents"]) as channel:
-            for message in TelemetryStub(channel).Stream(up(), timeout=30):
+            for message in TelemetryStub(channel).Stream(up(), timeout=120):
                 held = {s.lane: s.seq for s in (*message.welcome.held, *message.ack.held)}
                 if held.get(wire.EVENTS) == 1:
                     done.set()
@@ -157,12 +157,12 @@ class Two:
         return Collector(self._folder, name, self.server.url("fleet", "ab".index(name)), self._webhook)
 
     def become(self, collector: Collector, role: str) -> None:
-        wait_until(lambda: collector.is_role(role), f"{collector.name} is {role}", 20)
+        wait_until(lambda: collector.is_role(role), f"{collector.name} is {role}")
 
     def reports(self, through: Collector, node: str, *, to: Collector) -> None:
         """An event that one took in becomes an incident at the other, which both then show."""
         through.send_xid(node)
-        wait_until(lambda: to.notified(node), f"{to.name} shows the incident of {node}, and that it was sent", 60)
+        wait_until(lambda: to.notified(node), f"{to.name} shows the incident of {node}, and that it was sent")
 
     def check_effects(self) -> list[int]:
         """No effect of one holder after another has had one, by a later lease; gives the leases in their order."""
@@ -194,7 +194,6 @@ def two(tmp_path: Path) -> Iterator[Two]:
             both.b.end()
 
 
-@pytest.mark.timeout(240)
 def test_killed_stopped_and_cut_off_one_always_takes_over(two: Two) -> None:
     two.become(two.a, "active")
     two.become(two.b, "standby")
@@ -205,7 +204,7 @@ def test_killed_stopped_and_cut_off_one_always_takes_over(two: Two) -> None:
     two.a.process.wait()
     two.b.send_xid("n3")
     two.become(two.b, "active")
-    wait_until(lambda: all(two.b.notified(node) for node in ("n1", "n2", "n3")), "b took all over", 60)
+    wait_until(lambda: all(two.b.notified(node) for node in ("n1", "n2", "n3")), "b took all over")
     two.a.end()
     two.a = two.start("a")
     two.become(two.a, "standby")
@@ -220,13 +219,13 @@ def test_killed_stopped_and_cut_off_one_always_takes_over(two: Two) -> None:
     two.server.command("cut 0")  # a no longer reaches its store
     two.become(two.b, "active")
     two.become(two.a, "standby")
-    wait_until(lambda: any("store does not answer" in t for t in two.a.status().troubles), "a says so", 20)
+    wait_until(lambda: any("store does not answer" in t for t in two.a.status().troubles), "a says so")
     two.reports(two.b, "n6", to=two.b)
     two.server.command("mend 0")
     two.reports(two.a, "n7", to=two.b)
 
     two.b.signal(signal.SIGTERM)  # hands over
-    assert two.b.process.wait(30) == 0
+    assert two.b.process.wait(120) == 0
     two.become(two.a, "active")
     assert len(two.check_effects()) >= 4
     incidents = two.a.incidents()

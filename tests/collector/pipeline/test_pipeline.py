@@ -89,7 +89,7 @@ def test_an_event_does_not_wait_for_the_past_to_be_read(
     def past_buckets(index: FleetIndex, start_ms: int, count: int, *, values: bool = True) -> list[Bucket]:
         asked.append(start_ms)
         if len(asked) == 2:
-            assert go_on.wait(30)
+            assert go_on.wait(120)
             raise StoreError("not now")
         return read(index, start_ms, count, values=values)
 

@@ -183,7 +183,7 @@ async def test_the_lease_is_kept_while_a_long_history_is_taken_up(
             return self.held
 
     pending = store.outbox.pending
-    monkeypatch.setattr(store.outbox, "pending", lambda: pending() if renewed.wait(30) else [])
+    monkeypatch.setattr(store.outbox, "pending", lambda: pending() if renewed.wait(120) else [])
     _, leadership = made(store, Counted(), Receiver())
     await leadership.start()
     async with running_of(leadership):

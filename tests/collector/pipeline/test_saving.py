@@ -46,7 +46,7 @@ class Noting:
     def call(self, name: str, rows: Sequence[object]) -> None:
         if name == self.hangs:
             self.hanging.set()
-            self.free.wait(20)
+            self.free.wait(120)
         if name in self.fails:
             raise StoreError("no space left")
         if rows:
@@ -161,7 +161,7 @@ def test_what_was_forgotten_while_the_store_hung_is_not_acted_on(
     saving.takers.append(taken.append)
     store.hangs = "incidents.write"
     saving.put(FOUND, ())
-    assert store.hanging.wait(20)
+    assert store.hanging.wait(120)
     saving.forget()
     store.free.set()
     later = Outcome(decisions=(*FOUND.decisions, *FOUND.decisions))
@@ -177,7 +177,7 @@ def test_a_line_for_people_waits_for_the_store_and_keeps_nobody_waiting(
     monkeypatch.setattr(pipeline_saving, "PATIENCE_S", 0.01)
     store.hangs = "audit.write"
     saving.put(Outcome(), (), [LINE])
-    assert store.hanging.wait(20)
+    assert store.hanging.wait(120)
     assert store.done == []
     store.free.set()
     wait_until(lambda: len(saving) == 0, "stored")

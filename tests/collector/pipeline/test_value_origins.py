@@ -8,6 +8,8 @@ import numpy as np
 
 from drover_collector.fleet.buckets import BUCKET_MS, Bucket
 from drover_collector.pipeline.value_origins import KEPT_MS, ValueOrigins
+from drover_collector.scrape.forgeable import ForgeablePages
+from drover_collector.scrape.settings import ScrapeConfig
 from drover_core.model.events import Event
 from testbed.fleets import T0, index_of
 
@@ -18,7 +20,7 @@ ALL = {"n0", "n1", "n2"}
 def _origins(
     forgeable: Container[str] = ALL,
     has_agent: Callable[[str], bool] = lambda _: False,
-    others_take: bool = False,
+    others_take: Callable[[str], bool] = lambda _: False,
 ) -> ValueOrigins:
     return ValueOrigins(INDEX, lambda node: node in forgeable, has_agent, others_take)
 
@@ -74,14 +76,32 @@ def test_a_node_whose_pages_fell_silent_stays_unproven() -> None:
     assert origins.is_unproven("n1")
 
 
+def test_what_an_agent_said_before_the_clock_went_back_is_not_newer_than_a_page() -> None:
+    """A clock that was a day ahead: else what is written counts for a day as what the agent said."""
+    origins = _origins()
+    origins.take_bucket(_bucket(T0 + 86_400_000, {"n1"}, set()))
+    origins.take_bucket(_bucket(T0, set(), {"n1"}))
+    assert origins.is_unproven("n1")
+    origins.take_bucket(_bucket(T0 + KEPT_MS, {"n1"}, set()))
+    assert not origins.is_unproven("n1")
+
+
 def test_a_collector_without_the_tables_asks_about_what_others_take() -> None:
     """A standby that takes over without `[rest.remote_write]` knows nothing of `ask_first`."""
-    origins = _origins(forgeable=(), others_take=True)
+    origins = _origins(forgeable=(), others_take=lambda _: True)
     origins.take_bucket(_bucket(T0, {"n0"}, {"n1"}))
     assert [origins.is_unproven(node) for node in ("n0", "n1", "n2")] == [False, True, False]
-    proven = _origins(forgeable=(), others_take=False)  # its own tables say that pages are read over TLS
+    proven = _origins(forgeable=(), others_take=lambda _: False)  # its own tables say: read over TLS
     proven.take_bucket(_bucket(T0, {"n0"}, {"n1"}))
     assert not proven.is_unproven("n1")
+
+
+def test_its_own_tables_say_nothing_of_pages_that_another_collector_reads() -> None:
+    """Each table `[[scrape]]` is given to one collector. The active one reads n1 over TLS, another n2 without."""
+    pages = ForgeablePages([ScrapeConfig("here", "dcgm", ("n1=n1:9400",), tls=True)])
+    origins = _origins(forgeable=pages, others_take=lambda node: not pages.vouches(node))
+    origins.take_bucket(_bucket(T0, {"n0"}, {"n1", "n2"}))
+    assert [origins.is_unproven(node) for node in ("n0", "n1", "n2")] == [False, False, True]
 
 
 def test_ids_of_other_forms_and_unknown_nodes_are_passed_over() -> None:

@@ -183,7 +183,7 @@ def judged(pipeline: Pipeline, machine: Machine, node: str, number: int) -> str:
     event = Event(f"{node}/{number}", now_ms, node, 0, EventKind.XID, "79", "gone", received_ms=now_ms)
     pipeline.store.events.write([event])
     pipeline.take_events([event])
-    pipeline._judge.submit(pipeline.judge_events).result(60)
+    pipeline._judge.submit(pipeline.judge_events).result(120)
     return next(d.outcome for (_, at), d in pipeline.engine.decider.standing.items() if at == node)
 
 

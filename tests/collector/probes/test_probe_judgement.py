@@ -167,11 +167,10 @@ def test_a_link_that_came_up_narrow_is_no_design() -> None:
     assert of(found, "n0", 3, "pcie_h2d").ok is False
 
 
-@pytest.mark.parametrize("spread", [0.003, 0.01, 0.02])
-@pytest.mark.parametrize("size", [16, 64, 512])
-def test_detectable_is_what_is_detected_nine_times_in_ten(spread: float, size: int) -> None:
+@pytest.mark.parametrize(("size", "spread"), [(16, 0.003), (16, 0.02), (64, 0.01), (512, 0.003)])
+def test_detectable_is_what_is_detected_nine_times_in_ten(size: int, spread: float) -> None:
     hit = tried = 0
-    for seed in range(40):
+    for seed in range(40 if size < 512 else 20):
         boards = fleet(size, spread=spread, seed=seed)
         at = seed % size
         detectable = judge(boards).groups[0].detectable
@@ -189,12 +188,12 @@ def test_large_fleets_show_differences_of_five_spreads() -> None:
 
 def test_false_fails_keep_to_the_budget() -> None:
     failed = judged = 0
-    for seed in range(20):
+    for seed in range(12):
         boards = [m for probe in ("gemm_bf16", "hbm_copy", "pcie_h2d") for m in fleet(512, 50, 0.008, probe, seed=seed)]
         found = judge(boards, budget=1.0)
         failed += len({(v.measurement.node, v.measurement.gpu) for v in found.verdicts if v.ok is False})
         judged += 512
-    assert failed <= 3 * judged / 1000 + 3  # the budget, and chance: Poisson of 10 is below 33 in all of a million runs
+    assert failed <= 3 * judged / 1000 + 3  # the budget, and chance: Poisson of 6 is below 22 in all of a million runs
 
 
 def test_heavy_tails_are_learnt_from_the_side_that_no_defect_reaches() -> None:

@@ -51,7 +51,7 @@ class Served:
         self.taker, self.stub, self.port = taker, stub, port
 
     async def send(self, message: ExportMetricsServiceRequest = WANTED, **more: Any) -> ExportMetricsPartialSuccess:
-        return (await self.stub.Export(message, timeout=20, **more)).partial_success
+        return (await self.stub.Export(message, timeout=120, **more)).partial_success
 
     async def refusal(self, message: ExportMetricsServiceRequest = WANTED) -> tuple[grpc.StatusCode, str]:
         with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -126,8 +126,8 @@ def test_a_peer_that_never_takes_its_answer_does_not_keep_its_place(monkeypatch:
         numbers = range(1, 2 * otlp_grpc.WRITES_EACH, 2)
         calls = (http2.opened(n, _path=OTLP_EXPORT) + http2.data(body, n, frames.END_STREAM) for n in numbers)
         writer.write(greeting + b"".join(calls))
-        await asyncio.wait_for(parts.taker.all_here.wait(), 20)
-        async with asyncio.timeout(10):
+        await asyncio.wait_for(parts.taker.all_here.wait(), 120)
+        async with asyncio.timeout(120):
             while b"was not taken" not in await reader.read(65_536):
                 pass
             await asyncio.sleep(0.1)
@@ -161,7 +161,7 @@ def test_what_is_above_the_limit_of_requests_under_way_is_to_be_sent_again() -> 
     async def scenario(parts: Served) -> None:
         parts.taker.go_on.clear()
         waiting = [asyncio.create_task(parts.send()) for _ in range(otlp_grpc.WRITES_EACH)]
-        await asyncio.wait_for(parts.taker.all_here.wait(), 20)
+        await asyncio.wait_for(parts.taker.all_here.wait(), 120)
         code, why = await parts.refusal()
         assert code is grpc.StatusCode.UNAVAILABLE
         assert "under way" in why

@@ -34,7 +34,7 @@ def rest(store_root: Path) -> Iterator[Rest]:
 
 def sent(rest: Rest, text: str) -> tuple[int, str]:
     """Send bytes, then end the sending. Return status and body of the answer."""
-    with socket.create_connection(("127.0.0.1", rest.server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", rest.server.port), timeout=120) as connection:
         connection.sendall(text.encode("latin-1"))
         connection.shutdown(socket.SHUT_WR)
         answer = b""

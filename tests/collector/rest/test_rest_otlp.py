@@ -45,7 +45,7 @@ class Taker:
 
     def __call__(self, form: Form, body: bytes) -> Answer:
         self.got.append((form, body))
-        self.go_on.wait(20)
+        self.go_on.wait(120)
         return self.answer
 
 
@@ -145,7 +145,7 @@ def test_a_certificate_of_the_role_writer_sends_and_no_other(rest: Rest, taker: 
         context = ssl.create_default_context(cafile=str(ca))
         context.check_hostname = False
         context.load_cert_chain(who.paths[1], who.paths[2])
-        connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=20, context=context)
+        connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=120, context=context)
         with contextlib.closing(connection):
             connection.request("POST", PATH, b"p", {**HEADERS, "host": "c1"})
             response = connection.getresponse()

@@ -31,7 +31,7 @@ class Taker:
 
     def __call__(self, body: bytes) -> tuple[int, str]:
         self.bodies.append(body)
-        self.go_on.wait(20)
+        self.go_on.wait(120)
         return self.answer
 
 
@@ -111,7 +111,7 @@ def test_a_certificate_of_the_role_writer_writes_and_does_nothing_else(
         context = ssl.create_default_context(cafile=str(ca))
         context.check_hostname = False
         context.load_cert_chain(who.paths[1], who.paths[2])
-        connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=20, context=context)
+        connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=120, context=context)
         with contextlib.closing(connection):
             connection.request(verb, path, b"packed" if verb == "POST" else None, {**HEADERS, "host": "c1"})
             return connection.getresponse().status

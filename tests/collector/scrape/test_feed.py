@@ -135,7 +135,7 @@ async def test_the_process_reads_pages_and_says_which_it_cannot(store: Store) ->
         feed = ScrapeFeed([config], handler, troubles)
         task = asyncio.create_task(feed.run())
         try:
-            await until(lambda: collector.ingest.stats.rows == 3, limit_s=15)
+            await until(lambda: collector.ingest.stats.rows == 3)
             assert set(collector.ingest.stats.last_seen) == {"n08"}  # the other is silent, not healthy
             assert collector.ingest.stats.agent_versions["n08"].endswith("(scraped)")
         finally:
@@ -174,7 +174,7 @@ async def test_names_that_no_server_answers_do_not_hold_up_the_others(monkeypatc
 
     def getaddrinfo(host: str, *more: Any, **options: Any) -> Any:
         if host.endswith(".invalid"):
-            over.wait(10)
+            over.wait(120)
             raise OSError("no answer")
         return real("127.0.0.1", *more, **options)
 

@@ -133,6 +133,20 @@ def test_a_gpu_that_a_page_no_longer_has_is_lost() -> None:
     assert not [f for f in found if f.action in DRAINS]  # the exporter may be set to leave it out
 
 
+def test_a_gpu_that_a_page_no_longer_has_is_lost_also_while_another_page_is_down_for_good() -> None:
+    def without_gpu(number: int, gpu: Columns, node: Columns) -> None:
+        _scraped(number, gpu, node)
+        node["exporters_up"][2], node["exporters_down"][2] = 1.0, 1.0  # node_exporter
+        if number >= 8:
+            for column in gpu.values():
+                column[19] = np.nan
+
+    found = _findings(24, without_gpu)
+    assert ("gpu_lost", "n02", 3) in {(f.cause, f.node, f.gpu) for f in found}
+    assert {(f.node, f.gpu) for f in found} == {("n02", 3)}
+    assert not [f for f in found if f.action in DRAINS]
+
+
 @pytest.mark.parametrize(("unread", "found_it"), [(20, False), (40, True)])
 def test_a_gpu_exporter_that_hangs_while_the_node_answers_is_reported_without_a_drain(
     unread: int, found_it: bool

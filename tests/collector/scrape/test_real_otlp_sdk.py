@@ -57,7 +57,6 @@ def _meters(exporter: MetricExporter, node: str) -> MeterProvider:
     return provider
 
 
-@pytest.mark.timeout(90)
 def test_the_official_sdk_feeds_nodes_without_an_agent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = '[rest]\nlisten = "127.0.0.1:0"\n[rest.otlp]\nenabled = true\ngrpc = true\n'
     with (
@@ -66,14 +65,14 @@ def test_the_official_sdk_feeds_nodes_without_an_agent(tmp_path: Path, caplog: p
     ):
         url, gzip = f"http://{running.addresses['REST']}/v1/metrics", grpc.Compression.Gzip
         exporters: dict[str, MetricExporter] = {
-            "n1": OTLPMetricExporter(url, compression=Compression.Gzip, timeout=10),
-            "n2": GrpcExporter(running.addresses["agents"], insecure=True, compression=gzip, timeout=10),
+            "n1": OTLPMetricExporter(url, compression=Compression.Gzip, timeout=120),
+            "n2": GrpcExporter(running.addresses["agents"], insecure=True, compression=gzip, timeout=120),
         }
         providers = {name: _meters(exporter, name) for name, exporter in exporters.items()}
 
         def node(name: str) -> pb.NodeDetail:
             providers[name].force_flush()
-            return methods.GET_NODE.of(channel)(pb.NodeRequest(node=name), timeout=10)
+            return methods.GET_NODE.of(channel)(pb.NodeRequest(node=name), timeout=120)
 
         def values(name: str, metric: str) -> list[float]:
             return [v.value for gpu in node(name).gpus for v in gpu.values if v.metric == metric and v.present]
@@ -81,7 +80,7 @@ def test_the_official_sdk_feeds_nodes_without_an_agent(tmp_path: Path, caplog: p
         try:
             for name in providers:
                 with caplog.at_level(logging.WARNING, "opentelemetry"):
-                    wait_until(lambda name=name: len(values(name, "power_w")) == 2, f"{name}'s GPUs have values", 60)
+                    wait_until(lambda name=name: len(values(name, "power_w")) == 2, f"{name}'s GPUs have values")
                 assert values(name, "power_w") == [pytest.approx(value, rel=1e-3) for value in (300.5, 688.25)]
                 used = [pytest.approx(value, rel=1e-3) for value in (1e9, 7e10)]
                 assert values(name, "framebuffer_used_bytes") == used
@@ -89,9 +88,9 @@ def test_the_official_sdk_feeds_nodes_without_an_agent(tmp_path: Path, caplog: p
                 assert node(name).row.agent_version.endswith("(scraped)")
 
             def state() -> pb.ScrapingState:
-                return methods.GET_SYSTEM.of(channel)(pb.SystemRequest(), timeout=10).scraping
+                return methods.GET_SYSTEM.of(channel)(pb.SystemRequest(), timeout=120).scraping
 
-            wait_until(lambda: bool(state().blind) and bool(state().unused), "it is said who is blind", 20)
+            wait_until(lambda: bool(state().blind) and bool(state().unused), "it is said who is blind")
             assert any("hw.* has no name for it" in text for text in state().blind)
             assert any("histogram" in why for why in state().unused)
             assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -84,6 +84,10 @@ def test_nodes_of_pages_without_tls_are_known_and_those_of_other_tables_are_not(
     )
     forgeable = ForgeablePages(tables, WriteInConfig())
     assert [node for node in ("n01", "n02", "n03", "n04") if node in forgeable] == ["n01", "n03"]
+    assert [node for node in ("n01", "n02", "n03", "n04", "n05") if forgeable.vouches(node)] == ["n02", "n04"]
+    assert not ForgeablePages(tables, WriteInConfig(enabled=True)).vouches("n02"), "a writer may speak for it"
+    assert not ForgeablePages((), WriteInConfig()).vouches("n02")
+    assert ForgeablePages((), WriteInConfig(enabled=True, ask_first=False)).vouches("n02")
     assert "n01" not in ForgeablePages((), WriteInConfig())
     assert "n09" in ForgeablePages(tables, WriteInConfig(enabled=True)), "a writer may speak for any node"
     assert "n09" not in ForgeablePages(tables, WriteInConfig(enabled=True, ask_first=False))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +20,12 @@ import pytest
 from drover_cli.main import main
 from drover_collector.config import StoreConfig
 from drover_collector.pipeline.maintenance import Maintenance
-from drover_collector.store import Store, StoreError, keep_free
+from drover_collector.store import SampleBatch, Store, StoreError, keep_free
 from drover_collector.store.clickhouse import embedded
 from drover_collector.store.durability.backup import MANIFEST
 from drover_core.metrics.catalog import Scope
 from drover_core.times import iso
-from testbed.fleets import T0, everything, gpu_row, samples
+from testbed.fleets import T0, everything, gpu_row
 from testbed.waiting import wait_until
 
 DAY_MS = 86_400_000
@@ -41,6 +42,10 @@ folder, start = Path(sys.argv[2]), int(sys.argv[3])
 written = 0
 stop = threading.Event()
 begun = threading.Event()
+for number in range(1, int(sys.argv[4]) + 1):  # rows of another entity, each time in a partition of their own
+    ts = start + number * 4 * 3_600_000 + np.arange(50)
+    row = np.full(50, 50, np.int16), np.ones(50, bool)
+    store.samples.write(SampleBatch(Scope.GPU, np.full(50, 6, np.uint64), ts, {"gpu_temp_c": row}))
 
 def load():
     global written
@@ -55,7 +60,7 @@ def load():
 
 thread = threading.Thread(target=load)
 thread.start()
-begun.wait(60)
+begun.wait(120)
 low = written
 store.backups.make(folder, start)
 high = written
@@ -76,7 +81,7 @@ from drover_collector.store import SampleBatch, Store
 from drover_core.metrics.catalog import Scope
 
 store = Store.open(sys.argv[1], retention_days=3650)
-count = "SELECT toUnixTimestamp64Milli(ts) AS ts_ms FROM gpu_samples FINAL ORDER BY ts"
+count = "SELECT toUnixTimestamp64Milli(ts) AS ts_ms FROM gpu_samples FINAL WHERE entity_id = 5 ORDER BY ts"
 rows = [row["ts_ms"] for row in store.clients.rows(count)]
 held = store.offsets.read()[("n0", "s")][2]
 store.samples.write(SampleBatch(Scope.GPU, np.full(1, 5, np.uint64), np.array([int(sys.argv[2])]),
@@ -86,6 +91,28 @@ store.close()
 """
 
 Made = tuple[Path, dict[str, Any]]  # the backup, and what was known around it
+PARTITION_MS = 4 * 3_600_000
+NOBODY = 65534
+
+
+def flipped(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[30] ^= 255
+    file.write_bytes(data)
+
+
+def checksums(file: Path) -> None:
+    listed = file.with_name("checksums.txt")
+    listed.write_bytes(b"x" * listed.stat().st_size)
+
+
+# Of a part's data; each kind is done to a part of its own.
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "flipped": flipped,
+    "cut": lambda file: os.truncate(file, 40),
+    "missing": Path.unlink,
+    "checksums": checksums,
+}
 
 
 def run(script: str, *words: object) -> dict[str, Any]:
@@ -108,7 +135,7 @@ def drover(*words: object) -> subprocess.CompletedProcess[str]:
 def backup(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """A backup made while rows and positions were written, and what was known around it."""
     root = tmp_path_factory.mktemp("backup")
-    report = run(LOAD, f"chdb://{root}/store", root / "backups" / "b1", T0)
+    report = run(LOAD, f"chdb://{root}/store", root / "backups" / "b1", T0, len(DAMAGE))
     shutil.rmtree(root / "store")
     return root / "backups" / "b1", report
 
@@ -125,7 +152,7 @@ def test_what_was_backed_up_under_load_comes_back_unchanged(backup: Made, tmp_pa
     count = len(found["rows"])
     assert report["low"] <= count <= report["high"] + 1
     assert found["rows"] == [T0 + n for n in range(count)]  # each up to one moment, and once
-    assert restored["rows"]["gpu_samples"] == count
+    assert restored["rows"]["gpu_samples"] == count + 50 * len(DAMAGE)
     assert count - 1 <= found["held"] <= count  # never ahead of the rows
     assert found["after"] == count + 1  # it takes in again
 
@@ -135,6 +162,8 @@ def test_a_store_that_is_there_is_moved_aside_only_by_force(backup: Made, tmp_pa
     store = tmp_path / "store"
     store.mkdir()
     (store / "precious").write_text("kept")
+    owner = NOBODY if os.geteuid() == 0 else os.geteuid()  # only root can give files away
+    os.chown(store, owner, -1)
     refused = drover("restore", folder, "--url", f"chdb://{store}")
     assert (refused.returncode, "--force" in refused.stderr) == (2, True)
     assert (store / "precious").read_text() == "kept"
@@ -144,54 +173,62 @@ def test_a_store_that_is_there_is_moved_aside_only_by_force(backup: Made, tmp_pa
     assert (aside / "precious").read_text() == "kept"
     assert str(aside) in done.stderr
     assert (store / "store").is_dir()
+    assert owners(store) == {owner}, "that of the store that was there"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_what_root_restores_belongs_to_the_user_of_the_collector(backup: Made, tmp_path: Path) -> None:
-    home, nobody = tmp_path / "lib", 65534
+    home = tmp_path / "lib"
     home.mkdir()
-    os.chown(home, nobody, nobody)
-    for force in ((), ("--force",)):
-        done = drover("restore", backup[0], "--url", f"chdb://{home}/store", *force)
-        assert done.returncode == 0, done.stderr
-        owners = {path.lstat().st_uid for path in [home / "store", *(home / "store").rglob("*")]}
-        assert owners == {nobody}
-        os.chown(home, 0, 0)  # then it is the store that was there whose owner counts
+    os.chown(home, NOBODY, NOBODY)
+    done = drover("restore", backup[0], "--url", f"chdb://{home}/store")
+    assert done.returncode == 0, done.stderr
+    assert owners(home / "store") == {NOBODY}
 
 
-@pytest.mark.parametrize("kind", ["flipped", "cut", "missing", "checksums"])
-def test_of_a_damaged_backup_all_that_is_whole_comes_back_when_asked_for(
-    backup: Made, tmp_path: Path, kind: str
+def owners(store: Path) -> set[int]:
+    return {path.lstat().st_uid for path in [store, *store.rglob("*")]}
+
+
+def damage(backup: Path, folder: Path, kinds: Iterable[str]) -> tuple[Path, list[str]]:
+    """A copy of the backup with parts damaged so, and how each is named."""
+    copy, named = Path(shutil.copytree(backup, folder / "b1")), []
+    for kind in kinds:
+        at_ms = T0 + (1 + list(DAMAGE).index(kind)) * PARTITION_MS
+        partition = at_ms // PARTITION_MS * PARTITION_MS // 1000
+        [part] = (copy / "data" / "drover" / "gpu_samples").glob(f"{partition}_*")
+        DAMAGE[kind](part / "data.bin")
+        named.append(f"table gpu_samples, rows from {iso(at_ms)[:13]}")
+    return copy, named
+
+
+@pytest.mark.parametrize("kinds", [("cut", "missing"), ("flipped",), ("checksums",)])  # found one before the other
+def test_a_damaged_backup_is_refused_with_the_name_and_time_of_what_is_damaged(
+    backup: Made, tmp_path: Path, kinds: Sequence[str]
 ) -> None:
-    """Without that it is refused, with the name and time of what is damaged, and nothing is changed."""
-    folder = shutil.copytree(backup[0], tmp_path / "b1")
-    file = max((folder / "data" / "drover" / "gpu_samples").glob("*/data.bin"), key=lambda f: f.stat().st_size)
-    rows = int((file.parent / "count.txt").read_text())
-    data = bytearray(file.read_bytes())
-    data[30] ^= 255
-    if kind == "missing":
-        file.unlink()
-    elif kind == "checksums":
-        list_ = file.with_name("checksums.txt")
-        list_.write_bytes(b"x" * list_.stat().st_size)
-    else:
-        file.write_bytes(data if kind == "flipped" else data[:40])
-    url = f"chdb://{tmp_path}/store"
-    done = drover("restore", folder, "--url", url)
+    """And nothing is changed."""
+    folder, named = damage(backup[0], tmp_path, kinds)
+    done = drover("restore", folder, "--url", f"chdb://{tmp_path}/store")
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
-    if kind != "checksums":  # there the engine reports what it cannot load
-        assert f"table gpu_samples, rows from {iso(T0)[:13]}" in line
+    if kinds != ("checksums",):  # there the engine reports what it cannot load
+        assert all(name in line for name in named)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b1"]
-    salvaged = drover("restore", folder, "--url", url, "--salvage", "--json")
+
+
+def test_of_a_damaged_backup_all_that_is_whole_comes_back_when_asked_for(backup: Made, tmp_path: Path) -> None:
+    folder, named = damage(backup[0], tmp_path, DAMAGE)
+    salvaged = drover("restore", folder, "--url", f"chdb://{tmp_path}/store", "--salvage", "--json")
     assert salvaged.returncode == 0, salvaged.stderr
     report = json.loads(salvaged.stdout)
     noted = Counter(json.loads((folder / "drover-backup.json").read_text())["rows"])
-    noted["gpu_samples"] -= rows
+    noted["gpu_samples"] -= 50 * len(DAMAGE)
     assert report["rows"] == +noted
-    assert len(report["lost"]) == 1
-    assert f"not restored, because it is damaged in the backup: {report['lost'][0]}" in salvaged.stderr
-    assert f"table gpu_samples, rows from {iso(T0)[:13]}" in report["lost"][0]
+    assert noted["gpu_samples"] > 0
+    assert [sum(name in lost for lost in report["lost"]) for name in named] == [1] * len(DAMAGE)
+    assert len(report["lost"]) == len(DAMAGE)
+    for lost in report["lost"]:
+        assert f"not restored, because it is damaged in the backup: {lost}" in salvaged.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b1", "store"]
 
 
@@ -261,10 +298,9 @@ def test_where_the_disk_runs_full_a_backup_ends_before_samples_go(
     day = T0 // DAY_MS * DAY_MS
     rng = np.random.default_rng(1)
     for hour in range(8):  # a MB that does not compress
-        rows = [
-            (gpu_row(0, 0), day + hour * 3_600_000 + k * 10, {"power_w": rng.random() * 700}) for k in range(40_000)
-        ]
-        store.samples.write(samples(Scope.GPU, rows))
+        ids = np.full(40_000, gpu_row(0, 0).entity_id, np.uint64)
+        ts = day + hour * 3_600_000 + 10 * np.arange(40_000)
+        store.samples.write(SampleBatch.of_values(Scope.GPU, ids, ts, {"power_w": rng.random(40_000) * 700}))
     before = {part.partition: part.rows for part in store.sizes.partitions() if part.table == "gpu_samples"}
     monkeypatch.setattr("drover_collector.store.durability.backup.BYTES_PER_S", 100_000)
     ended: list[str] = []

@@ -238,7 +238,7 @@ def test_a_collector_whose_server_is_away_at_the_start_says_so_in_one_line(tmp_p
     config.write_text(f'fleet = "{tmp_path}/fleet.toml"\n[store]\nurl = "clickhouse://u:hush@127.0.0.1:1/x"\n')
     done = subprocess.run(
         [sys.executable, "-m", "drover_collector.main", "run", "--config", str(config)],
-        capture_output=True, text=True, timeout=60, cwd=tmp_path,
+        capture_output=True, text=True, timeout=120, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr == "drover-collector: no ClickHouse at 127.0.0.1:1/x: Connection refused; check store.url\n"

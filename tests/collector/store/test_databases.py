@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drover_collector.store import Store
+from drover_collector.store.schema import codecs
 from drover_collector.store.sql import sql_timestamp
 from testbed.collected import small_index, write_entities, write_ticks
 from testbed.databases import Databases
@@ -88,3 +89,23 @@ def test_a_database_whose_tables_a_test_changed_is_given_to_no_other(
     store.clients.command(change)
     assert given_back(store, databases) != name
     assert not any(row["name"] == name for row in databases.clients.rows("SHOW DATABASES"))
+
+
+def test_a_store_that_wants_other_tables_than_were_made_changes_them(store_url: str, databases: Databases) -> None:
+    """Of tables as it wants them it does not ask (`Databases.opening`), which nobody may notice."""
+    name = store_url.rpartition("=")[2].rpartition("/")[2]
+
+    def noted() -> int:
+        with databases.opening(name):
+            store = Store.open(store_url, retention_days=3650)
+        databases.opened(name)
+        count = rows(store)["schema_versions"]
+        kept.append(given_back(store, databases) == name)
+        return count
+
+    kept: list[bool] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codecs, "block_of", lambda metric: 0)
+        made = [noted(), noted()]
+    assert made[0] == made[1] < noted()
+    assert kept == [True, True, False]

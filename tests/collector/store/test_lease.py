@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from drover_collector.store import Lease, Store, StoreError
+from drover_collector.store.clickhouse import server as server_module
 from drover_collector.store.ha.lease import (
     KEPT,
     NOBODY,
@@ -208,8 +209,9 @@ def test_an_old_picture_claims_an_epoch_that_is_long_forgotten_and_has_nothing()
     assert not world.b.step()
 
 
-def test_epochs_are_tables_of_one_server(server_front: Front) -> None:
+def test_epochs_are_tables_of_one_server(server_front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     """CREATE TABLE decides: of two that claim one epoch, through connections of their own, one has it."""
+    monkeypatch.setattr(server_module, "QUICK_S", 120)
     stores = [Store.open(server_front.url("leases")) for _ in range(2)]
     try:
         a, b = (TableEpochs(store.clients.apart()) for store in stores)
@@ -241,7 +243,7 @@ def test_epochs_are_keys_in_keeper(tmp_path: Path) -> None:
             stdout=log, stderr=log,
         )  # fmt: skip
     try:
-        wait_until(lambda: reachable("127.0.0.1", port), "ZooKeeper answers", 30)
+        wait_until(lambda: reachable("127.0.0.1", port), "ZooKeeper answers")
         with front(tmp_path, "--keeper", f"127.0.0.1:{port}") as server:
             stores = [Store.open(server.url("leases")) for _ in range(2)]
             a, b = (KeeperEpochs(store.clients.apart(), "leases") for store in stores)

@@ -44,6 +44,8 @@ HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 START = T0 // DAY_MS * DAY_MS
 NOW = START + 2 * DAY_MS
 TOTAL = 1000 * GIB
+PARTITIONS = 6  # of each scope, in `filled`
+FILLED = 3 * PARTITIONS
 
 
 def free(*levels: int):
@@ -54,13 +56,13 @@ def free(*levels: int):
 
 @pytest.fixture
 def filled(store: Store) -> Store:
-    """Two days of samples of three scopes every four hours, one event, one finding's worth of rest."""
+    """Two days of samples of three scopes every eight hours, one event, one finding's worth of rest."""
     store.entities.write(everything())
-    for hour in range(0, 48, 4):
-        ts = START + hour * HOUR_MS + 1000
-        store.samples.write(samples(Scope.GPU, [(gpu_row(0, 0), ts + k * 1000, {"power_w": 300.0}) for k in range(50)]))
-        store.samples.write(samples(Scope.NODE, [(node_row(0), ts, {"load1": 1.0})]))
-        store.samples.write(samples(Scope.LINK, [(link_row(0, "mlx5_0"), ts, {"link_up": 1.0})]))
+    times = [START + hour * HOUR_MS + 1000 for hour in range(0, 48, 48 // PARTITIONS)]
+    gpu = [(gpu_row(0, 0), ts + k * 1000, {"power_w": 300.0}) for ts in times for k in range(50)]
+    store.samples.write(samples(Scope.GPU, gpu))  # a part for each partition
+    store.samples.write(samples(Scope.NODE, [(node_row(0), ts, {"load1": 1.0}) for ts in times]))
+    store.samples.write(samples(Scope.LINK, [(link_row(0, "mlx5_0"), ts, {"link_up": 1.0}) for ts in times]))
     store.events.write([Event("e1", START, "n0", 0, EventKind.XID, "79", "off the bus", "kmsg")])
     return store
 
@@ -93,7 +95,7 @@ def test_the_oldest_of_all_scopes_go_together_and_no_more_than_is_lacking(filled
 
 def test_a_cap_drops_only_as_far_as_it_must(filled: Store) -> None:
     held = sum(part.bytes for part in filled.sizes.partitions())
-    one = sum(part.bytes for part in filled.sizes.partitions() if part.table.endswith("_samples")) // 12
+    one = sum(part.bytes for part in filled.sizes.partitions() if part.table.endswith("_samples")) // PARTITIONS
     dropped = filled.retention.make_room(NOW, disk=lambda: None, max_bytes=held - 1)
     assert 3 <= len(dropped) <= 3 * (2 + held // 20 // one)
     assert sum(part.bytes for part in filled.sizes.partitions()) <= held - 1
@@ -128,7 +130,7 @@ def test_the_newest_hour_goes_last_and_never_the_newest_minute(filled: Store) ->
     filled.samples.write(samples(Scope.GPU, [(gpu_row(0, 1), NOW - 50 * 60_000, {"power_w": 2.0})]))
     old = [drop for drop in filled.retention.make_room(NOW, disk=free(0)) if drop.to_ms < NOW - HOUR_MS]
     left = filled.clients.rows("SELECT power_w FROM gpu_samples ORDER BY ts")
-    assert len(old) == 36
+    assert len(old) == FILLED
     assert left == [{"power_w": 10}]
 
 
@@ -138,7 +140,7 @@ def test_however_large_a_partition_is_it_goes(filled: Store) -> None:
     with pytest.raises(StoreError, match="greater than max"):
         first = next(part.partition for part in filled.sizes.partitions() if part.table == "gpu_samples")
         filled.clients.command(f"ALTER TABLE gpu_samples DROP PARTITION ID '{first}'")
-    assert len(filled.retention.make_room(NOW, disk=lambda: None, max_bytes=1)) == 36
+    assert len(filled.retention.make_room(NOW, disk=lambda: None, max_bytes=1)) == FILLED
     assert oldest(filled) == {}
 
 
@@ -157,7 +159,7 @@ def test_one_partition_that_cannot_be_dropped_keeps_no_other(filled: Store, monk
             filled.retention.make_room(NOW, disk=lambda: None, max_bytes=1)
     left = [part for part in filled.sizes.partitions() if part.table.endswith("_samples")]
     assert [(part.table, part.partition) for part in left] in ([("gpu_samples", stuck)], [])  # or part by part, later
-    assert len(filled.retention.drops(0)) >= 35
+    assert len(filled.retention.drops(0)) >= FILLED - 1
 
 
 def test_what_went_is_noted_when_there_is_room_to_note_it(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,9 +176,9 @@ def test_what_went_is_noted_when_there_is_room_to_note_it(filled: Store, monkeyp
             filled.retention.make_room(NOW, disk=lambda: None, max_bytes=1)
     assert filled.retention.drops(0) == []
     assert filled.retention.make_room(NOW, disk=free(TOTAL)) == []
-    assert len(filled.retention.drops(0)) == 36
+    assert len(filled.retention.drops(0)) == FILLED
     filled.retention.make_room(NOW, disk=free(TOTAL))
-    assert len(filled.retention.drops(0)) == 36
+    assert len(filled.retention.drops(0)) == FILLED
 
 
 def part(table: str, from_h: float, to_h: float, size: int = 100, name: str = "") -> Part:
@@ -226,7 +228,7 @@ def test_days_left_follows_what_grows() -> None:
 def test_sizes_add_up(filled: Store) -> None:
     sizes = {size.name: size for size in sizes_of(filled.sizes.partitions())}
     gpu = sizes["gpu_samples"]
-    assert (gpu.rows, gpu.oldest_ms, gpu.newest_ms) == (600, START + 1000, START + 44 * HOUR_MS + 50_000)
+    assert (gpu.rows, gpu.oldest_ms, gpu.newest_ms) == (50 * PARTITIONS, START + 1000, START + 40 * HOUR_MS + 50_000)
     assert sizes["events"].oldest_ms == 0
     assert [size.bytes for size in sizes_of(filled.sizes.partitions())] == sorted(
         (s.bytes for s in sizes.values()), reverse=True
@@ -303,7 +305,7 @@ def test_only_the_active_collector_drops_and_a_failure_is_not_the_end(
         assert (maintenance.passes, maintenance.failures, maintenance.dropped) == (number, number, 0)
         assert "disk may run full" in troubles["maintenance"]
     maintenance.once()
-    assert (maintenance.passes, maintenance.failures, maintenance.dropped) == (3, 2, 36)
+    assert (maintenance.passes, maintenance.failures, maintenance.dropped) == (3, 2, FILLED)
     assert troubles == {}
 
 
@@ -339,7 +341,7 @@ def test_the_status_has_sizes_room_and_what_went(filled: Store, monkeypatch: pyt
     facts, status = FactsOf(filled, StoreConfig()), pb.Status()
     api_store.fill(status, facts)
     sizes = {table.name: table for table in status.tables}
-    assert (sizes["gpu_samples"].rows, sizes["gpu_samples"].oldest_ms) == (600, START + 1000)
+    assert (sizes["gpu_samples"].rows, sizes["gpu_samples"].oldest_ms) == (50 * PARTITIONS, START + 1000)
     assert (status.retention_days, status.store_free_bytes) == (3650, TOTAL // 2)
     assert status.store_days_left == FOREVER_DAYS
     assert api_store.troubles(facts) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +19,7 @@ from drover_collector.store.rollups import dirty_ranges as marks
 from drover_collector.store.samples import fold, rows
 from drover_collector.store.samples.rows import PARTS_S
 from drover_core.metrics.catalog import Scope, of_scope
+from testbed.databases import Databases
 from testbed.fleets import GPUS, T0, everything, gpu_row, index_of, node_row, random_values, samples
 from testbed.rolled import (
     BUCKET,
@@ -97,18 +98,21 @@ def test_the_network_sorts_any_number_of_rows() -> None:
         np.testing.assert_array_equal(ranked, np.sort(drawn, axis=0))
 
 
+def in_pieces(monkeypatch: pytest.MonkeyPatch, rows_each: int) -> None:
+    monkeypatch.setattr(rows, "PIECE_ROWS", rows_each)
+    monkeypatch.setattr("drover_collector.store.rollups.rollups.PIECE_ROWS", rows_each)
+
+
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the fleet were large: questions and late work come in many pieces."""
-    monkeypatch.setattr(rows, "PIECE_ROWS", 1000)
-    monkeypatch.setattr("drover_collector.store.rollups.rollups.PIECE_ROWS", 1000)
+    in_pieces(monkeypatch, 1000)
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.usefixtures("small_pieces")
-def test_rollups_become_what_the_samples_say(store: Store, seed: int) -> None:
+def test_rollups_become_what_the_samples_say(store: Store) -> None:
     """Buckets judged and left out, rows late by seconds or an hour, resends, and charts that ask all the while."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     index = index_of()
     store.entities.write(everything())
     kept: list[SampleBatch] = [random_batch(rng, T0 - CHUNK, T0)]  # from before there were rollups
@@ -206,67 +210,67 @@ class Cut(BaseException):
     """What no code catches: the process is gone."""
 
 
-@contextlib.contextmanager
-def cut_at(store: Store, number: int) -> Iterator[Callable[[], bool]]:
-    """The store's process ends at its `number`-th insert from here, half of the time after it is durable."""
-    insert = store.clients.insert
-    done = [0]
+def ends_after(store: Store, number: int, work: Callable[[], None]) -> bool:
+    """Whether the store's process ended: when so many of the work's inserts were durable, before the next one."""
+    insert, left = store.clients.insert, [number]
 
     def counted(table: str, data: pa.Table, note: str = "") -> None:
-        done[0] += 1
-        if done[0] == number and number % 2:
+        if not left[0]:
             raise Cut
         insert(table, data, note)
-        if done[0] == number:
-            raise Cut
+        left[0] -= 1
 
     store.clients.insert = counted
     try:
-        yield lambda: done[0] >= number
+        work()
+    except Cut:
+        return True
     finally:
         store.clients.insert = insert
+    return False
 
 
-@pytest.mark.parametrize("number", range(1, 26))
-@pytest.mark.usefixtures("small_pieces")
-def test_a_crash_at_any_insert_leaves_no_hole(store: Store, store_url: str, number: int) -> None:
-    rng = np.random.default_rng(number)
+@pytest.mark.parametrize("began", range(3))  # the first three inserts are others in a store that was never rolled up
+def test_a_crash_at_any_insert_leaves_no_hole(store: Store, store_url: str, databases: Databases, began: int) -> None:
+    """The same work, its late part in two pieces, in one ten minutes after the other. Each time it ends three inserts
+    later: before any, after the first, and so on."""
     index = index_of()
     store.entities.write(everything())
-    first = T0 + CHUNK - 2 * BUCKET  # 5 minutes end on the way
-    batches = [random_batch(rng, first + n * BUCKET, first + (n + 1) * BUCKET) for n in range(4)]
-    late = random_batch(rng, first, first + 3 * BUCKET, 20)
-    for batch in batches:
-        store.samples.write(batch)
+    number, ended = began, True
+    while ended:
+        rng = np.random.default_rng(number)
+        over = T0 + (2 * number + 1) * CHUNK  # where 5 minutes end on the way
+        first, last = over - BUCKET, over + 2 * BUCKET
+        store.samples.write(random_batch(rng, first, last, 240))
+        late = random_batch(rng, first, last - BUCKET, 20)
 
-    def work(opened: Store, from_ms: int) -> None:
-        for start in range(from_ms, first + 4 * BUCKET, BUCKET):
-            opened.buckets.read_closing(index, start)
-            opened.rollups.roll_up()
-            if start == first + 2 * BUCKET:
-                store_batch(opened, late)
-        while opened.rollups.roll_up_late(60):
-            pass
+        def work(first: int = first, last: int = last, late: SampleBatch = late, store: Store = store) -> None:
+            for start in range(first, last, BUCKET):
+                store.buckets.read_closing(index, start)
+                store.rollups.roll_up()
+                if start == last - 2 * BUCKET:
+                    store_batch(store, late)
+            while store.rollups.roll_up_late(60):
+                pass
 
-    with cut_at(store, number) as was_cut, contextlib.suppress(Cut):
-        work(store, first)
-    assert was_cut() or number > 23, "each insert was cut once"
+        with pytest.MonkeyPatch.context() as patch:
+            in_pieces(patch, 1900)
+            ended = ends_after(store, number, work)
+        store.close()
+        with databases.opening(store_url.rpartition("=")[2]):
+            store = Store.open(store_url, retention_days=3650)
+        store_batch(store, late)  # the agent sends again what was not acknowledged
+        finish(store)
+        # The next bucket at once, or only one after the end of the 5 minutes, so that all are counted.
+        for start in [last, over + CHUNK] if number % 2 == 0 else [over + CHUNK]:
+            store.buckets.read_closing(index, start)
+            store.rollups.roll_up()
+            finish(store)
+            assert_complete(store, first, start)
+        assert store.rollups.sample_count() == distinct_samples(store), number
+        number += 3
+    assert number > 15, "each insert was cut once"
     store.close()
-    again = Store.open(store_url, retention_days=3650)
-    try:
-        store_batch(again, late)  # the agent sends again what was not acknowledged
-        work(again, first + 4 * BUCKET)
-        again.buckets.read_closing(index, first + 4 * BUCKET)
-        again.rollups.roll_up()
-        finish(again)
-        assert_complete(again, first, first + 4 * BUCKET)
-        closed = first // CHUNK * CHUNK
-        again.buckets.read_closing(index, closed + 2 * CHUNK)  # so that all 5 minutes are counted
-        again.rollups.roll_up()
-        finish(again)
-        assert again.rollups.totals().samples == distinct_samples(again)
-    finally:
-        again.close()
 
 
 def test_a_resend_marks_its_entities_and_no_others(store: Store) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from clickhouse_connect.driver.exceptions import DatabaseError
 
 from drover_collector.store import Store, StoreError
 from drover_collector.store.clickhouse import client as engine
@@ -31,6 +32,45 @@ def test_below_the_reserve_nothing_is_inserted_and_above_it_again(
         assert store.buckets.read(index_of(), T0).gpu_rows.sum() == 0  # reads go on
     store.samples.write(ROW)
     assert store.buckets.read(index_of(), T0).gpu_rows.sum() == 1
+
+
+@pytest.mark.parametrize("fails", ["SELECT throwIf(number = 50) AS n FROM numbers(100) SETTINGS max_block_size = 10",
+    "SELECT sleepEachRow(0.1) AS n FROM numbers(9) SETTINGS max_execution_time = 0.3, max_block_size = 1"])  # fmt: skip
+def test_what_a_query_wrote_before_it_failed_is_not_in_the_next_result(store: Store, fails: str) -> None:
+    """The engine keeps it with the client, which the next query of this thread takes again."""
+    for _ in range(2):
+        with pytest.raises(StoreError, match="refused"):
+            store.clients.rows(fails)
+        assert store.clients.rows("SELECT 7 AS n") == [{"n": 7}]
+        with pytest.raises(StoreError, match="refused"), store.clients.use() as client:
+            client.query_arrow(fails)
+        with store.clients.use() as client:
+            assert client.command("SELECT 7") == 7
+
+
+class Broken:
+    """A client that fails, also when it is asked again."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def query_arrow(self, *_: object, **__: object) -> None:
+        raise DatabaseError("cut off")
+
+    def raw_query(self, _: str) -> bytes:
+        return b"left over 1\n"
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_client_that_is_not_cleared_is_replaced() -> None:
+    made: list[Broken] = []
+    clients = engine.Clients(lambda: made.append(Broken()) or made[-1])  # type: ignore[func-returns-value]  # one line
+    for _ in range(engine.CLIENTS + 1):  # none of them is lost to the pool
+        with pytest.raises(StoreError, match="cut off"):
+            clients.rows("SELECT 1")
+    assert [client.closed for client in made] == [True] * (engine.CLIENTS + 1)
 
 
 FILL = """
@@ -99,13 +139,13 @@ def test_inserts_do_not_wait_for_questions(store: Store) -> None:
 
     def ask() -> None:
         with store.clients.use():
-            held.wait(20)
-            done.wait(20)
+            held.wait(120)
+            done.wait(120)
 
     asking = [threading.Thread(target=ask) for _ in range(engine.CLIENTS)]
     for thread in asking:
         thread.start()
-    held.wait(20)
+    held.wait(120)
     try:
         writing = threading.Thread(target=store.samples.write, args=(ROW,))
         writing.start()
@@ -115,6 +155,22 @@ def test_inserts_do_not_wait_for_questions(store: Store) -> None:
         done.set()
         for thread in asking:
             thread.join()
+
+
+def test_who_waits_for_a_client_gets_another_in_place_of_a_discarded_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "CLOSED_S", 0.01)
+    pool = pool_module.Pool(Broken, 1)
+    first, taken = pool.take(), []
+    waiting = threading.Thread(target=lambda: taken.append(pool.take()))
+    waiting.start()
+    pool.discard(first)
+    waiting.join(120)
+    assert taken and taken[0] is not first
+    closing = threading.Thread(target=pool.close)
+    closing.start()
+    pool.discard(taken[0])
+    closing.join(120)
+    assert not closing.is_alive()
 
 
 def test_who_waits_for_a_client_learns_that_the_store_closed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

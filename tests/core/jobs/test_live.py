@@ -50,7 +50,7 @@ os._exit(code)
 
 
 def test_the_rank_that_never_came_is_named_by_real_dumps(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", JOB, str(tmp_path)], timeout=90, check=False)
+    done = subprocess.run([sys.executable, "-c", JOB, str(tmp_path)], timeout=120, check=False)
     assert done.returncode == 1
     paths = sorted(path for path in tmp_path.iterdir() if not path.name.startswith("."))
     verdict = judge(gather([File(path.name, path.read_bytes()) for path in paths], exit_code=1))

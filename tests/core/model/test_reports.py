@@ -11,7 +11,7 @@ from drover_core.model.events import (
     RecommendedAction,
     Severity,
 )
-from drover_core.model.reports import incident_report, job_label
+from drover_core.model.reports import gpu_hours, incident_report, job_label
 
 INCIDENT = Incident(
     id="i1",
@@ -56,3 +56,10 @@ def test_evidence_leaves_out_what_it_does_not_have() -> None:
 
 def test_a_job_is_called_so_once() -> None:
     assert [job_label(name) for name in ("812", "job-1001", "Job7")] == ["job 812", "job-1001", "Job7"]
+
+
+def test_gpu_hours_are_written_for_people() -> None:
+    hours = (0, 1 / 3_600_000, 0.001, 0.0016, 0.594, 0.999, 1, 1204.46)
+    assert [gpu_hours(each * 3_600_000) for each in hours] == [
+        "0.0", "under 0.001", "0.001", "0.0016", "0.59", "1", "1.0", "1,204.5",
+    ]  # fmt: skip

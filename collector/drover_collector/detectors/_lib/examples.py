@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -49,10 +50,16 @@ def small_fleet(nodes: int = 8, gpus: int = 8, per_rack: int = 4, ports: int = 0
     )
 
 
+@functools.lru_cache(4096)  # the buckets of many examples and tests have the same numbers
+def _drawn(seed: int, count: int) -> npt.NDArray[np.float64]:
+    found = np.random.default_rng(seed).normal(0, 1, count)
+    found.flags.writeable = False
+    return found
+
+
 def training_columns(index: FleetIndex, number: int) -> tuple[dict[str, npt.NDArray[np.float64]], ...]:
     """Return GPU and node columns of a fleet in steady training. Units differ a little, in each bucket the same way."""
-    unit = np.random.default_rng(7).normal(0, 1, index.gpu_count)
-    noise = np.random.default_rng(number).normal(0, 1, index.gpu_count)
+    unit, noise = _drawn(7, index.gpu_count), _drawn(number, index.gpu_count)
     power = 650 + 6 * unit + 2 * noise
     elapsed_us = number * BUCKET_MS * 1000.0
     gpu = {

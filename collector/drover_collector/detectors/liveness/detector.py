@@ -115,7 +115,8 @@ class Reception:
         gaps: (end, length, node) of silences that ended by themselves, oldest first.
         started_ms: node -> when its agent started last.
         scraped: bool [N], the node's newest values came from pages of exporters, not from an agent.
-        unread_ms: int64 [N], end of the newest bucket in which one of its pages was not read; 0: none.
+        unread_ms: int64 [N], end of the newest bucket in which one of its pages was not read and none of its GPUs
+            answered: the page may be theirs; 0: none.
         coming_ms: (scope, name) of a silent rack or leaf -> when less than GROUP_STAYS of it was silent.
     """
 
@@ -138,12 +139,16 @@ class Reception:
         # Also where more are silent again: a node that dies then is not waited for without end.
         return now_ms - self.coming_ms.setdefault(group, now_ms) < GROUP_COMES_MS
 
-    def note_pages(self, bucket: Bucket, reporting: Bools) -> None:
-        """Note which nodes' values come from exporters' pages, and when one of their pages was not read."""
+    def note_pages(self, bucket: Bucket, reporting: Bools, answering: Bools) -> None:
+        """Note which nodes' values come from exporters' pages, and when the page of their GPUs may not have been read.
+
+        Args:
+            answering: bool [N], a GPU of the node has values.
+        """
         up, down = (bucket.node.get(f"exporters_{state}") for state in ("up", "down"))
         self.scraped[reporting] = False if up is None else ~np.isnan(up[reporting])
         if down is not None:
-            self.unread_ms[down > 0] = bucket.end_ms
+            self.unread_ms[(down > 0) & ~answering] = bucket.end_ms
 
     def usual_gap_ms(self, now_ms: int, nodes: int, limit_ms: int) -> int:
         """Return how long a silence must last to be longer than this site's usual gaps, ms; 0: it has none.
@@ -391,7 +396,6 @@ def _add_bucket(window: Window, s: LivenessState) -> Bools:
     s.reception.newest_end_ms = bucket.end_ms
     s.reception.none_reporting = not reporting.any() and _most_overdue(window, s)
     s.reception.has_node_rows |= bool(bucket.node)
-    s.reception.note_pages(bucket, reporting)
     s.returned_ms[again] = bucket.start_ms
     s.seen_ms[reporting] = bucket.end_ms
     s.late_ms[[index.node_number[name] for name in bucket.late]] = bucket.end_ms
@@ -400,6 +404,7 @@ def _add_bucket(window: Window, s: LivenessState) -> Bools:
     if core:
         answers = answers & ~np.isnan(np.array(core)).all(axis=0)
     s.answered_ms[answers] = bucket.end_ms
+    s.reception.note_pages(bucket, reporting, np.bincount(index.gpu_node[answers], minlength=index.node_count) > 0)
     away = ~reporting
     if away.any():
         away &= (s.seen_ms > 0) & (bucket.end_ms - s.seen_ms >= window.silent_after_ms(away))

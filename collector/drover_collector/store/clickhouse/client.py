@@ -6,6 +6,7 @@ the working directory and use its `path`, so it gets its own config; temporary f
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 
 _TEXT = re.compile(r"'(?:[^'\\]|\\.)*'", re.DOTALL)  # a literal in a statement, see `sql.sql_string`
 CLIENTS = 4  # queries that run at once, each with its own client
+CLEAR_TRIES = 3  # the first gets what was left over
 REPEATS_MAX = 20  # damaged parts after which a query is repeated
 WRITERS = 2  # inserts that run at once, with their own clients, so that slow queries never delay them
 DATABASE = "drover"
@@ -87,7 +89,7 @@ class Clients:
         files: folder from which the embedded engine reads inserts (clickhouse-connect would use the system's temporary
             folder, where a kill -9 leaves them); None: a server, which reads them from the connection.
         cluster: translates statements to those of a cluster.
-        quick: makes the clients of `apart`.
+        quick: makes the clients of `apart`; None: the embedded engine's are all alike.
     """
 
     def __init__(
@@ -138,15 +140,17 @@ class Clients:
             StoreError: ClickHouse refused a statement, its result was cut off, or the server is away. One line.
         """
         pool = pool or self._queries
-        client = None
+        client, done = None, False
         try:
             client = pool.take()
             yield client
+            done = True
         except (ClickHouseError, pa.ArrowException, OSError, MemoryError) as error:
             raise StoreError(f"the store refused a statement: {_one_line(error)}") from error
         finally:
             if client is not None:
-                pool.give(client)
+                usable = done or self._quick is not None or _cleared(client)
+                (pool.give if usable else pool.discard)(client)
 
     @contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
@@ -175,7 +179,7 @@ class Clients:
 
     def apart(self) -> Clients:
         """Return other clients of the same database, for which no one else waits, with a short timeout."""
-        return Clients(self._quick or self._make)
+        return Clients(self._quick or self._make, quick=self._quick)
 
     @property
     def tables(self) -> str:
@@ -279,6 +283,19 @@ class Clients:
         closed = [pool.close() for pool in (self._inserts, self._queries)]
         if all(closed):
             self._on_close()
+
+
+def _cleared(client: Any) -> bool:
+    """Return whether a client of the embedded engine is as new after a statement that failed.
+
+    The engine keeps what such a statement had written of its result, and puts it before the client's next result (chDB
+    4.4.0). So that next one is asked here, and thrown away.
+    """
+    for _ in range(CLEAR_TRIES):
+        with contextlib.suppress(Exception):  # of any kind: such a client is replaced, and none is lost to the pool
+            if client.raw_query("SELECT 1 FORMAT TabSeparated") == b"1\n":
+                return True
+    return False
 
 
 def _folder_of(client: Any, table: str) -> Path | None:

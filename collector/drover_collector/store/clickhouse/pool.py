@@ -10,7 +10,7 @@ from typing import Any
 
 from drover_collector.store.errors import StoreError
 
-CLOSED_S = 1.0  # how often a thread that waits for a client checks if the store was closed
+CLOSED_S = 1.0  # how often a thread that waits for a client looks if the store was closed, or one was discarded
 
 
 class Pool:
@@ -30,23 +30,21 @@ class Pool:
         Raises:
             StoreError: the store is closed.
         """
-        try:
-            client = self._free.get_nowait()
-        except queue.Empty:
-            with self._lock:
-                fresh = self._made < self._size and not self._closed
-                if fresh:
-                    client = self._make()
-                    self._made += 1
-            if not fresh:
-                client = self._wait()
+        client = self._next()
         if self._closed:
             self._free.put(client)
             raise StoreError("the store is closed")
         return client
 
-    def _wait(self) -> Any:
+    def _next(self) -> Any:
         while not self._closed:
+            with contextlib.suppress(queue.Empty):
+                return self._free.get_nowait()
+            with self._lock:
+                if self._made < self._size and not self._closed:
+                    client = self._make()
+                    self._made += 1
+                    return client
             with contextlib.suppress(queue.Empty):
                 return self._free.get(timeout=CLOSED_S)
         raise StoreError("the store is closed")
@@ -55,12 +53,22 @@ class Pool:
         """Return a client to the pool."""
         self._free.put(client)
 
+    def discard(self, client: Any) -> None:
+        """Close a client that was taken. Another is made when one is needed."""
+        with contextlib.suppress(Exception):  # it is of no use either way
+            client.close()
+        with self._lock:
+            self._made -= 1
+
     def close(self) -> bool:
         """Wait for running statements, and close. Return False if it was closed before."""
         with self._lock:
             if self._closed:
                 return False
             self._closed = True
-        for _ in range(self._made):
-            self._free.get().close()
+        while self._made:  # fewer, where one is discarded meanwhile
+            with contextlib.suppress(queue.Empty):
+                self._free.get(timeout=CLOSED_S).close()
+                with self._lock:
+                    self._made -= 1
         return True

@@ -289,6 +289,18 @@ class EntityRegistry:
             seen = at < len(self._seen_ids) and self._seen_ids[at] == np.uint64(id_)
             return (history[-1].node, int(self._seen_ms[at]) if seen else 0) if history else ("", 0)
 
+    def newest_row(self, id_: int) -> EntityRow | None:
+        """Return an entity at its newest place; None: it was never seen."""
+        with self._lock:
+            history = self._of_entity.get(id_)
+            return history[-1] if history else None
+
+    def moved(self) -> list[list[EntityRow]]:
+        """Return the places of each entity that was on several nodes, oldest first."""
+        with self._lock:
+            several = [history for history in self._of_entity.values() if len(history) > 1]
+        return [history for history in several if len({row.node for row in history}) > 1]
+
     def _add_ports(self, index: FleetIndex) -> None:
         """Add ports that agents reported and the index does not have, the newest first, as a node has a limit."""
         rows = [row for row in self._places.values() if row.scope is Scope.LINK]

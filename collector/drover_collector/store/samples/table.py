@@ -190,6 +190,8 @@ class SampleTable:
         """Read when each entity was seen last, from samples of the newest 2 minutes and 10 s rollups of an hour."""
         for scope in (Scope.GPU, Scope.NODE, Scope.LINK):
             for name, minutes in ((samples_table(scope), 2), (rollup_table(scope, "10s"), 60)):
+                if not self._rows.parts_of(name):
+                    continue
                 table = self._clients.arrow(
                     f"SELECT entity_id, toUnixTimestamp64Milli(max(ts)) AS newest FROM {name}"
                     f" WHERE ts > (SELECT max(ts) FROM {name}) - toIntervalMinute({minutes}) GROUP BY entity_id"
@@ -200,6 +202,8 @@ class SampleTable:
         if self._clients.embedded:  # with other writers, memory would not be complete
             held = {scope: self._rows.parts_of(samples_table(scope)) for scope in Scope}
             self._recent.begin({scope: max((high for *_, high in parts), default=0) for scope, parts in held.items()})
+        else:
+            self._rows.forget_parts()
         rows = self._registry.rows()
         self._registry.note_seen(
             np.array([row.entity_id for row in rows], np.uint64), np.array([row.last_ms for row in rows], np.int64)
