@@ -226,6 +226,31 @@ def test_a_node_that_was_down_for_minutes_is_no_reason_to_wait() -> None:
     assert drained_of([*AWAY, (4, 114, 60)], 174, starts) == ["n01", "n02", "n03", "n04"]
 
 
+def test_nodes_that_were_away_together_and_came_back_alive_are_a_reason_to_wait_unless_they_are_many() -> None:
+    """Found on a healthy day of a stranger's fleet: of gaps that began within two minutes none was remembered."""
+    pair = [(1, 14, 31), (2, 14, 32), (3, 61, 31)]
+    assert "n04" not in drained_of([*pair, (4, 114, 60)], 174)
+    many = [(n, 14, 30 + 2 * n) for n in (1, 2, 3, 5)]
+    assert "n04" in drained_of([*many, (4, 114, 60)], 174), "they had one reason, though they came back one by one"
+
+
+AT_ONCE = [(1, 14, 45), (2, 20, 45), (5, 26, 45)]  # three nodes that are away for 7.5 minutes, not all at one moment
+
+
+def test_several_nodes_that_fall_silent_by_themselves_within_minutes_are_no_reason_to_drain_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Found on a healthy day of a stranger's fleet: four nodes at once, and no habit was known yet."""
+    assert drained_of(AT_ONCE, 80) == ["n01", "n02", "n05"], "their jobs stopped: they are dead"
+    monkeypatch.setattr(PeersOfSilent, "progress", lambda *_: Progress.UNKNOWN)
+    assert drained_of(AT_ONCE, 80) == []
+    assert drained_of(AT_ONCE[:2], 80) == ["n01", "n02"], "two can be a coincidence"
+    dead = [(node, first, 999) for node, first, _ in AT_ONCE]
+    assert drained_of(dead, 14 + 179) == []
+    assert drained_of(dead, 26 + 182) == ["n01", "n02", "n05"], "half an hour is enough"
+    assert drained_of([*dead[:2], (5, 14 + 190, 999)], 14 + 190 + 40) == ["n01", "n02", "n05"], "they count no longer"
+
+
 def test_a_node_at_such_a_site_is_drained_as_soon_as_elsewhere() -> None:
     engine = fresh(DETECTORS)
     silences(gaps_of([(1, 20, 7), (2, 40, 8), (3, 60, 6), (5, 90, 60)], 160), engine)
