@@ -27,11 +27,13 @@ class Room:
 
     load: Callable[[float], np.ndarray]
     air: Callable[[float], float] = lambda _: 24.0
-    rise: Callable[[float], float] = lambda _: 0.0  # of BAD
+    rise: Callable[[float], float] = lambda _: 0.0  # of `bad`
     read: bool = True  # an inlet is read
     limit: Callable[[float], float] = lambda _: LIMIT_W
     seed: int = 1
     every: int = 1  # buckets between two reports
+    bad: int = BAD
+    in_front_c: float = 0.0  # that a GPU of slots 0 to 3 at its limit adds to the air of slots 4 to 7
 
     def play(self, hours: float) -> list[tuple[float, int]]:
         """Return (hour, GPU) of each block in which a GPU is hot."""
@@ -47,9 +49,11 @@ class Room:
             power = np.minimum(power, self.limit(at_s))
             filtered = filtered + (1 - np.exp(-STEP_S / 45)) * (power - filtered)
             grown = np.ones(NODES * GPUS)
-            grown[BAD] += self.rise(at_s)
+            grown[self.bad] += self.rise(at_s)
             air = self.air(at_s) + 3.0 * filtered.reshape(NODES, GPUS).mean(axis=1)[node] / LIMIT_W
             temp = np.round(air + resistance * grown * filtered + 0.12 * rng.standard_normal(NODES * GPUS))
+            in_front = filtered.reshape(NODES, GPUS)[:, :4] / LIMIT_W
+            temp += np.round(np.concatenate([np.zeros((NODES, 4)), self.in_front_c * in_front], axis=1).ravel())
             inlet = np.full(NODES, np.round(self.air(at_s), 1) if self.read else np.nan)
             limit = np.full(NODES * GPUS, self.limit(at_s))
             if number % self.every:
@@ -112,6 +116,32 @@ def test_a_job_on_one_gpu_among_idle_ones_is_no_fault_at_first() -> None:
         return shares
 
     assert Room(load).play(4.0) == []
+
+
+def alone(others: float, mate: Callable[[float], float]) -> Callable[[float], np.ndarray]:
+    """Loads of GPUs with a job each: those of the second node's slots 4 to 7 at .7, and slot 0's, before slot 4."""
+
+    def load(at_s: float) -> np.ndarray:
+        shares = np.full(NODES * GPUS, others)
+        shares[12:16] = 0.7
+        shares[8] = mate(at_s)
+        return shares
+
+    return load
+
+
+@pytest.mark.parametrize("others", [0.1, 0.65], ids=["others rest", "others work"])
+def test_a_neighbour_that_begins_to_work_is_no_fault_of_the_gpu_in_its_air(others: float) -> None:
+    """700 W in a channel of 70 W/K are 10 degC."""
+    begins = alone(others, lambda at_s: 0.95 if at_s >= 3 * 3600 else 0.1)
+    assert Room(begins, in_front_c=9.0).play(5.5) == []
+
+
+def test_a_bad_heat_sink_is_found_while_neighbours_come_and_go() -> None:
+    """Their heat is learnt within hours: what is more than that is the GPU's own."""
+    comes = alone(0.1, lambda at_s: 0.95 if at_s % 7200 < 3600 else 0.1)
+    assert Room(comes, in_front_c=5.0).play(8.0) == []
+    assert {g for _, g in Room(comes, in_front_c=5.0, rise=since(6.0, 0.3), bad=12).play(8.0)} == {12}
 
 
 def test_a_changed_power_limit_is_no_fault() -> None:

@@ -181,6 +181,20 @@ def test_where_telemetry_has_gaps_of_a_minute_by_the_way_a_silence_must_be_longe
     assert found[-1][0] == "n05" and 900 + 160 <= found[-1][1] <= 900 + 200, "a longer one is reported"
 
 
+def test_where_nodes_are_read_each_minute_gaps_of_four_reports_can_be_usual() -> None:
+    """Found on a healthy day of a stranger's fleet: each gap of four minutes was reported, 17 times."""
+
+    def lost(node: int, number: int) -> bool:
+        return any(node == n and first <= number < first + 4 for n, first in ((1, 20), (2, 30), (4, 40), (5, 50)))
+
+    def gone(node: int, number: int) -> bool:
+        return lost(node, number) or (node == 6 and number >= 60)
+
+    assert [node for node, _ in silences(sampled(60, 360, lost)).values()] == ["n01", "n02"]
+    node, opened_s = list(silences(sampled(60, 420, gone)).values())[-1]
+    assert node == "n06" and 59 * 60 + 300 <= opened_s <= 59 * 60 + 340, "a longer one is reported"
+
+
 def test_gaps_of_many_nodes_at_once_are_no_habit_of_single_nodes() -> None:
     many = [(n, 20, 7) for n in range(4)]
     assert "n05" in {node for node, _ in silences(gaps_of([*many, (5, 60, 7)], 100)).values()}
@@ -210,6 +224,31 @@ def test_where_nodes_come_back_alive_after_minutes_a_drain_waits_for_longer_than
 def test_a_node_that_was_down_for_minutes_is_no_reason_to_wait() -> None:
     starts = [(node, first + length) for node, first, length in AWAY]
     assert drained_of([*AWAY, (4, 114, 60)], 174, starts) == ["n01", "n02", "n03", "n04"]
+
+
+def test_nodes_that_were_away_together_and_came_back_alive_are_a_reason_to_wait_unless_they_are_many() -> None:
+    """Found on a healthy day of a stranger's fleet: of gaps that began within two minutes none was remembered."""
+    pair = [(1, 14, 31), (2, 14, 32), (3, 61, 31)]
+    assert "n04" not in drained_of([*pair, (4, 114, 60)], 174)
+    many = [(n, 14, 30 + 2 * n) for n in (1, 2, 3, 5)]
+    assert "n04" in drained_of([*many, (4, 114, 60)], 174), "they had one reason, though they came back one by one"
+
+
+AT_ONCE = [(1, 14, 45), (2, 20, 45), (5, 26, 45)]  # three nodes that are away for 7.5 minutes, not all at one moment
+
+
+def test_several_nodes_that_fall_silent_by_themselves_within_minutes_are_no_reason_to_drain_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Found on a healthy day of a stranger's fleet: four nodes at once, and no habit was known yet."""
+    assert drained_of(AT_ONCE, 80) == ["n01", "n02", "n05"], "their jobs stopped: they are dead"
+    monkeypatch.setattr(PeersOfSilent, "progress", lambda *_: Progress.UNKNOWN)
+    assert drained_of(AT_ONCE, 80) == []
+    assert drained_of(AT_ONCE[:2], 80) == ["n01", "n02"], "two can be a coincidence"
+    dead = [(node, first, 999) for node, first, _ in AT_ONCE]
+    assert drained_of(dead, 14 + 179) == []
+    assert drained_of(dead, 26 + 182) == ["n01", "n02", "n05"], "half an hour is enough"
+    assert drained_of([*dead[:2], (5, 14 + 190, 999)], 14 + 190 + 40) == ["n01", "n02", "n05"], "they count no longer"
 
 
 def test_a_node_at_such_a_site_is_drained_as_soon_as_elsewhere() -> None:

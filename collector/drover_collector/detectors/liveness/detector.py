@@ -75,7 +75,9 @@ REPORTS_AGAIN = 3  # after a stop, until it counts as over: an agent sends what 
 # Some sites lose telemetry of a node for a minute or two now and then, and nothing is wrong. Where that of two nodes,
 # or of a thousandth of them, came back by itself within a day, a single node must be silent for twice as long as these
 # to be reported. Drains are asked for as soon as before, until three nodes were away for longer and came back without
-# a start of their agent: then a drain waits for twice as long as these, half an hour at most. Our own limits.
+# a start of their agent: then a drain waits for twice as long as these, half an hour at most. A node that is silent now
+# counts as one of the three for half an hour, unless its job stopped with it: that several nodes die by themselves
+# within minutes is less likely than that something between them and the collector is wrong. Our own limits.
 GAPS_USUAL, GAPS_SHARE, GAPS_MS, GAPS_KEPT = 2, 0.001, 24 * 3_600_000, 1024
 GAP_SLACK = 2.0
 AWAY_USUAL, LONGEST_AWAY_MS = 3, 1_800_000
@@ -85,7 +87,11 @@ AWAY_USUAL, LONGEST_AWAY_MS = 3, 1_800_000
 GPU_PAGE_MS = 240_000  # an exporter that restarts, or is upgraded, is back by then
 ALONE_MS = {Progress.STOPPED: 0, Progress.UNKNOWN: 150_000, Progress.GOES_ON: 240_000}
 LEAST_GAP = 0.5  # of the time after which a node counts as silent: a shorter gap is a lost sample
+TOGETHER_MS = 20_000  # between the last reports of nodes that one thing took away, or one bucket of a recording
 LONGEST_GAP_MS = 240_000
+# And five reports of a node that is read seldom: four minutes are four of those that come each minute, and where three
+# are lost now and then, four are too.
+LONGEST_GAP_REPORTS = 5
 GROUP_STAYS = 0.5  # a silent rack or leaf stays one finding until less than this share of it is silent
 # And for so long after that, while some of it is: after a loss of power, nodes boot one after the other. How long
 # that takes differs by board: our own limit.
@@ -118,6 +124,7 @@ class Reception:
             answered: the page may be theirs; 0: none.
         coming_ms: (scope, name) of a silent rack or leaf -> when less than GROUP_STAYS of it was silent.
         silent_pages: nodes none of whose pages is read. silent_gpu_pages: whose GPUs' page is not.
+        left_ms: int64 [N], end of the newest bucket with rows of the node before its last such silence; 0: none.
     """
 
     newest_end_ms: int = 0
@@ -130,6 +137,7 @@ class Reception:
     coming_ms: dict[tuple[str, str], int] = field(default_factory=dict)
     silent_pages: PagesTogether = field(default_factory=PagesTogether)
     silent_gpu_pages: PagesTogether = field(default_factory=PagesTogether)
+    left_ms: Times = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def still_coming(self, group: tuple[str, str], share: float, now_ms: int) -> bool:
         """Return whether a rack or leaf that was silent is coming back. `share`: of it that is silent."""
@@ -152,17 +160,29 @@ class Reception:
         if down is not None:
             self.unread_ms[(down > 0) & ~answering] = bucket.end_ms
 
-    def usual_gap_ms(self, now_ms: int, nodes: int) -> int:
-        """Return how long a silence must last to be longer than this site's usual gaps, ms; 0: it has none."""
-        self._forget_gaps(now_ms)
-        short = [(length, n) for _, length, n in self.gaps if length < LONGEST_GAP_MS]
-        return min(LONGEST_GAP_MS, _longer(short, max(GAPS_USUAL, GAPS_SHARE * nodes)))
+    def usual_gap_ms(self, now_ms: int, nodes: int, limit_ms: int) -> int:
+        """Return how long a silence must last to be longer than this site's usual gaps, ms; 0: it has none.
 
-    def usual_away_ms(self, now_ms: int, nodes: int) -> int:
-        """Return how long a silence must last to be longer than those of nodes that lived, ms; 0: there were none."""
+        Args:
+            limit_ms: time after which the node counts as silent, at least MISSED of its reports.
+        """
+        self._forget_gaps(now_ms)
+        longest_ms = max(LONGEST_GAP_MS, LONGEST_GAP_REPORTS * limit_ms // MISSED)
+        short = [(length, n) for _, length, n in self.gaps if length < longest_ms]
+        return min(longest_ms, _longer(short, max(GAPS_USUAL, GAPS_SHARE * nodes)))
+
+    def usual_away_ms(self, now_ms: int, nodes: int, silent: Sequence[int]) -> int:
+        """Return how long a silence must last to be longer than those of nodes that lived, ms; 0: there were none.
+
+        Args:
+            silent: nodes that may live too: silent now, by themselves, and not for long.
+        """
         self._forget_gaps(now_ms)
         long = [(length, n) for _, length, n in self.gaps if length >= LONGEST_GAP_MS]
-        return min(LONGEST_AWAY_MS, _longer(long, max(AWAY_USUAL, GAPS_SHARE * nodes)))
+        least = max(AWAY_USUAL, GAPS_SHARE * nodes)
+        if longer_ms := _longer(long, least):
+            return min(LONGEST_AWAY_MS, longer_ms)
+        return LONGEST_AWAY_MS if len({n for _, n in long} | set(silent)) >= least else 0
 
     def _forget_gaps(self, now_ms: int) -> None:
         while self.gaps and now_ms - self.gaps[0][0] > GAPS_MS:
@@ -270,7 +290,8 @@ def _fresh(index: FleetIndex, started_ms: int) -> LivenessState:
     seen, late, returned = (np.zeros(index.node_count, np.int64) for _ in range(3))
     answered, partial = np.zeros(index.gpu_count, np.int64), PartialReports.of(index.gpu_count)
     peers = PeersOfSilent.of(index.gpu_count)
-    reception = Reception(scraped=np.zeros(index.node_count, bool), unread_ms=np.zeros(index.node_count, np.int64))
+    unread, left = (np.zeros(index.node_count, np.int64) for _ in range(2))
+    reception = Reception(scraped=np.zeros(index.node_count, bool), unread_ms=unread, left_ms=left)
     return LivenessState(seen, answered, late, returned, started_ms, started_ms + COMING_MS, partial, peers, reception)
 
 
@@ -446,15 +467,18 @@ def _note_gaps(window: Window, s: LivenessState, again: Bools, reporting: Bools)
     quiet_ms = bucket.start_ms - s.seen_ms
     limit_ms = window.silent_after_ms(again)
     gaps = np.flatnonzero(again & (s.seen_ms > s.resumed_ms) & (quiet_ms >= LEAST_GAP * limit_ms))
+    s.reception.left_ms[gaps] = s.seen_ms[gaps]
+    left_ms = np.where(reporting, s.reception.left_ms, s.seen_ms)
     gaps = gaps[quiet_ms[gaps] < LONGEST_AWAY_MS]
     if len(gaps) >= MASS_NODES:
         return
     for n in gaps.tolist():
         name = window.index.nodes[n].name
-        together = ~reporting & (np.abs(s.seen_ms - s.seen_ms[n]) <= 2 * bucket.length_ms)
-        if together.any():
+        long = quiet_ms[n] >= LONGEST_GAP_MS
+        together = int((np.abs(left_ms - s.seen_ms[n]) <= max(TOGETHER_MS, bucket.length_ms)).sum())  # with itself
+        if together >= (MASS_NODES if long else 2):
             continue  # it was part of something larger
-        if quiet_ms[n] >= LONGEST_GAP_MS and s.reception.started_ms.get(name, 0) > s.seen_ms[n]:
+        if long and s.reception.started_ms.get(name, 0) > s.seen_ms[n]:
             continue  # it was down
         if name not in s.planned.stopped_ms and name not in s.planned.started_ms and name not in s.clock_wrong:
             s.reception.gaps.append((bucket.end_ms, int(quiet_ms[n]), n))
@@ -624,17 +648,26 @@ class Quiet:
     limit_ms: Times
     since_ms: Times
 
+    def may_live(self, n: int, s: LivenessState) -> bool:
+        """Return whether a node that is silent by itself may live: it has reported, and has not been away for long."""
+        return bool(not self.never[n] and self.ms[n] < LONGEST_AWAY_MS and not s.reception.scraped[n])
+
 
 def _single_nodes(window: Window, s: LivenessState, silent: Times, quiet: Quiet, now_ms: int) -> Iterator[Finding]:
     """Report nodes that are silent alone, once they have been for long enough."""
     index, bucket = window.index, window.newest
-    usual_ms = s.reception.usual_gap_ms(bucket.end_ms, index.node_count)
-    away_ms = s.reception.usual_away_ms(bucket.end_ms, index.node_count)
+    limit_s = quiet.limit_ms // 1000  # few values, however many nodes are silent
+    usual_ms = {
+        limit: s.reception.usual_gap_ms(bucket.end_ms, index.node_count, 1000 * limit)
+        for limit in np.unique(limit_s[silent]).tolist()
+    }
     shares = s.peers.shares(window) if len(silent) else np.zeros(0)
-    for n in silent.tolist():
+    progress_of = {n: s.peers.progress(window, n, shares) for n in silent.tolist()}
+    may_live = [n for n, p in progress_of.items() if p is not Progress.STOPPED and quiet.may_live(n, s)]
+    away_ms = s.reception.usual_away_ms(bucket.end_ms, index.node_count, may_live)
+    for n, progress in progress_of.items():
         name = index.nodes[n].name
-        progress = s.peers.progress(window, n, shares)
-        never, enough = bool(quiet.never[n]), quiet.ms[n] >= max(usual_ms, ALONE_MS[progress])
+        never, enough = bool(quiet.never[n]), quiet.ms[n] >= max(usual_ms[int(limit_s[n])], ALONE_MS[progress])
         scraped = bool(s.reception.scraped[n])
         known = ("node", "pages_silent" if scraped else "silent", name, None) in s.open
         if not (never or enough or known or (scraped and n in s.reception.silent_pages.members)):

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from drover_collector.detectors._lib.robust import Bools, group_medians
 from drover_collector.detectors.thermal.highest_seen import HighestSeen
+from drover_collector.detectors.thermal.mate_loads import MateLoads
 from drover_collector.detectors.thermal.peer_share import OF_GPUS, OF_NODES, NodeMates, PeerShare, expected_of_nodes_c
 from drover_collector.detectors.thermal.rise_test import BLOCK_MS, NOISE_C, SUSPECT, RiseTest
 from drover_collector.fleet.buckets import Floats
@@ -301,6 +302,7 @@ class HeatModel:
             NodeMates(node), PeerShare(gpus, OF_GPUS), PeerShare(len(rack_of_node), OF_NODES), RiseTest(racks)
         )
         self._highest = HighestSeen(len(rack_of_node))
+        self._mates = MateLoads(node, len(rack_of_node))
         self.rise = Rise.nothing(gpus, len(rack_of_node), racks)
 
     def since_ms(self, g: int) -> int:
@@ -340,6 +342,7 @@ class HeatModel:
             self._sums.rescale(changed, ratio)
             self._past.rescale(changed, ratio)
             self._by_load.forget(changed)
+            self._mates.rescale(changed, ratio)
         air = np.where(np.isnan(inlet), AIR_C, inlet) + self._air_c
         self._read = ~np.isnan(inlet)[self.layout.node]
         above = temp - air[self.layout.node]
@@ -376,7 +379,8 @@ class HeatModel:
         # The mean of a load that moves is known from so many readings alone, and the rise by as much.
         moves_c = RISE_C * moved / np.sqrt(count)
         least = NOISE_C**2 + (NOISE_SHARE * own_c) ** 2 + (UNSTEADY_C * moved) ** 2 + 0.5 / np.maximum(seen, 1)
-        least += moves_c**2
+        self._mates.add_block(np.where(there, load, np.nan))
+        least += moves_c**2 + self._mates.doubt_c**2
         least += np.nan_to_num(doubt_c) ** 2
         judged = ~np.isnan(warmer_c) & (own_c >= LEAST_RISE_C) & (load >= LEAST_LOAD)
         z = self.gpus.step(block, warmer_c, least, judged)
@@ -403,7 +407,7 @@ class HeatModel:
         different GPUs: noise of RISE_C for a difference of one power limit.
         """
         was, gpus, nodes = self.rise, self.by_peers.gpus, self.by_peers.nodes
-        least = NOISE_C**2 + (UNSTEADY_C * moved) ** 2 + moves_c**2
+        least = NOISE_C**2 + (UNSTEADY_C * moved) ** 2 + moves_c**2 + self._mates.doubt_c**2
         gpus.add_block(
             block, rise_c, self.by_peers.mates.expected_c(gpus.usual(rise_c), watts), least, self.gpus.passed
         )
