@@ -197,6 +197,17 @@ def test_many_silent_pages_are_still_that_after_a_restart(all_pages: bool) -> No
     assert all(found[59:])  # it does not end in between
 
 
+def test_gpus_of_a_whole_fleet_whose_pages_are_silent_are_not_all_clear_after_a_restart() -> None:
+    """An upgrade breaks the exporter of the GPUs on each node: no GPU has answered since the collector began again."""
+    found = _many(110, lambda n: list(range(40)) if 8 <= n < 90 else [], False, restart_at=60)
+    assert [(f.cause, len(f.members)) for f in found[59]] == [("gpu_page_silent_common", 40)]
+    assert {(f.cause, f.cleared, len(f.members)) for new in found[59:90] for f in new} == {
+        ("gpu_page_silent_common", False, 40)
+    }
+    assert all(found[59:90])  # it does not end before they answer
+    assert [f.cleared for new in found[90:] for f in new] == [True]
+
+
 def test_a_gpu_that_a_page_no_longer_has_is_lost() -> None:
     def without_gpu(number: int, gpu: Columns, node: Columns) -> None:
         _scraped(number, gpu, node)

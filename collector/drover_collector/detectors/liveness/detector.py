@@ -655,17 +655,18 @@ def _single_nodes(window: Window, s: LivenessState, silent: Times, quiet: Quiet,
 def _gpus(window: Window, s: LivenessState, reporting: Bools, now_ms: int) -> Iterator[Finding]:
     """Report GPUs without values while their node reports."""
     index, bucket = window.index, window.newest
-    if not (s.answered_ms > 0).any():
-        return  # no GPU telemetry yet: could_not_judge reports it
+    some = bool((s.answered_ms > 0).any())
+    answered = np.bincount(index.gpu_node[s.answered_ms >= bucket.end_ms], minlength=index.node_count) > 0
+    for name in s.planned.stopped_ms.keys() & index.node_number.keys():
+        answered[index.node_number[name]] = True  # nobody reads its pages any longer
+    unread = list(_unread_gpus(window, s, reporting, now_ms)) if some else []
+    yield from _together(window, s.reception.silent_gpu_pages, "gpu_page_silent", unread, answered, now_ms)
+    if not some:
+        return  # no GPU telemetry yet, but for what is open of a former run: could_not_judge reports it
     quiet = np.zeros(index.node_count, bool)
     quiet[index.gpu_node[s.answered_ms < bucket.end_ms]] = True
     limit_ms = window.silent_after_ms(quiet)[index.gpu_node]
     never = s.answered_ms == 0
-    answered = np.bincount(index.gpu_node[s.answered_ms >= bucket.end_ms], minlength=index.node_count) > 0
-    for name in s.planned.stopped_ms.keys() & index.node_number.keys():
-        answered[index.node_number[name]] = True  # nobody reads its pages any longer
-    unread = list(_unread_gpus(window, s, reporting, now_ms))
-    yield from _together(window, s.reception.silent_gpu_pages, "gpu_page_silent", unread, answered, now_ms)
     # From the node's return: an agent that starts reports the host some seconds before the driver answers.
     # Not while the page of its node's GPUs cannot be read: nothing is known then.
     known_ms = np.maximum(s.returned_ms, s.reception.unread_ms)[index.gpu_node]
