@@ -252,7 +252,21 @@ def restored(incidents: Sequence[Incident], index: FleetIndex, started_ms: int) 
                 s.reported[node, incident.gpu, cause] = incident.since_ms
             elif cause == "clock_wrong":
                 s.clock_wrong[node] = (incident.updated_ms, incident.evidence[0].text if incident.evidence else "")
+    _resume_agents(s, index)
     return s
+
+
+def _resume_agents(s: LivenessState, index: FleetIndex) -> None:
+    """Take nodes that got an agent while their pages were silent out of what was resumed of pages.
+
+    An incident of many keeps all of its members. As one of them, a node whose agent is silent would never be drained.
+    """
+    pages = s.reception.silent_pages
+    for (scope, cause, node, _), finding in s.open.items():
+        n = index.node_number.get(node) if scope == "node" and cause in ("silent", "late") else None
+        if n is not None and finding.since_ms > pages.since_ms.get(n, finding.since_ms):
+            s.reception.scraped[n], s.seen_ms[n] = False, finding.since_ms
+    pages.end(~s.reception.scraped)
 
 
 def _resume_pages(s: LivenessState, index: FleetIndex, incident: Incident, cause: str) -> None:
