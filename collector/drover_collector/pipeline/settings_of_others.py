@@ -79,11 +79,12 @@ class ClocksOfOthers:
         self._written: dict[str, tuple[int, int]] = {}  # collector -> its own time, and the time here when it was read
         self._off_ms: dict[str, int] = {}  # collector -> how far its clock is ahead of the clock here, at least
 
-    def compare(self, written: Mapping[str, int], now_ms: int) -> str:
+    def compare(self, written: Mapping[str, int], began_ms: int, now_ms: int) -> str:
         """Return a sentence for the operator; "" where no clock is known to differ.
 
         Args:
             written: collector -> the time of what it wrote last, by its own clock.
+            began_ms: when this look began, by the clock here. now_ms: when `written` was read: a store may be slow.
         """
         for name, at_ms in written.items():
             before = self._written.get(name)
@@ -94,7 +95,7 @@ class ClocksOfOthers:
             self._written[name] = at_ms, now_ms
             if before is not None:
                 self._off_ms[name] = at_ms - min(max(at_ms, self._looked_ms), now_ms)
-        self._looked_ms = now_ms
+        self._looked_ms = began_ms
         off = {name: ms for name, ms in self._off_ms.items() if abs(ms) > CLOCK_MS}
         if not off:
             return ""
@@ -141,7 +142,7 @@ class SettingsOfOthers:
         self._store.collectors.write(self._name, now_ms, self._settings)
         written = self._store.collectors.written_ms()
         written.pop(self._name, None)
-        clocks = self._clocks.compare(written, now_ms)
+        clocks = self._clocks.compare(written, now_ms, self._now_ms())
         others = self._store.collectors.newest(now_ms - FRESH_MS)
         others.pop(self._name, None)
         return " ".join(filter(None, (clocks, differences(self._settings, others))))

@@ -23,6 +23,7 @@ SETTLES_S = 60.0
 KEPT_S = 3600.0  # a counter without a value for so long is another's from then on
 SAME_XID_S = 60.0  # two exporters of a node report one XID within this
 NAMED_S = 60.0  # a GPU whose source gave nothing for so long may be another's
+MAX_PLACES = 512  # of one source, as NodeMessages takes so many: who names ever new ports must not fill the memory
 ALIKE = "of an exporter whose GPUs are others than another's in the same slots: do two nodes have one name?"
 COUNTED = "of a counter that another source of the node gave within the hour: the two may count from other moments"
 
@@ -36,22 +37,39 @@ class _Given:
 
     Attributes:
         settled_s: from when on its counters are used.
-        counters: counter -> when it gave one last. places: for which it gave any.
+        counters: place -> counter -> when it gave that one last. Of one place it may have what it has not of another:
+            an SDK gives a counter when it first grows.
     """
 
     table: str
     settled_s: float
-    counters: dict[str, float] = field(default_factory=dict)
-    places: set[Place] = field(default_factory=set)
+    counters: dict[Place, dict[str, float]] = field(default_factory=dict)
 
     @property
     def is_of_a_page(self) -> bool:
         """Whether the driver or the kernel counts, and not the sender."""
         return self.table in NAMES
 
+    @property
+    def newest_s(self) -> float:
+        """When it gave a counter last."""
+        return max((max(its.values()) for its in self.counters.values()), default=self.settled_s)
+
     def has(self, place: Place, name: str, now_s: float) -> bool:
         """Return whether a counter is its own."""
-        return place in self.places and now_s - self.counters.get(name, -KEPT_S) < KEPT_S
+        its = self.counters.get(place)
+        return its is not None and now_s - its.get(name, -KEPT_S) < KEPT_S
+
+    def note(self, place: Place, name: str, now_s: float) -> None:
+        """Note that a counter is its own. Not of more places than a node has."""
+        its = self.counters.get(place)
+        if its is None:
+            if len(self.counters) >= MAX_PLACES:
+                self.counters = {at: of for at, of in self.counters.items() if now_s - max(of.values()) < KEPT_S}
+            if len(self.counters) >= MAX_PLACES:
+                return
+            its = self.counters[place] = {}
+        its[name] = now_s
 
 
 @dataclass(slots=True)
@@ -107,6 +125,8 @@ class Precedence:
             given = self._given[key] = _Given(table.name, now_s)
             given.settled_s += 0.0 if given.is_of_a_page else SETTLES_S
         self._rename(key, found, now_s)
+        while self._xids and now_s - next(iter(self._xids.values()))[1] >= SAME_XID_S:
+            del self._xids[next(iter(self._xids))]
         found.xids[:] = [xid for xid in found.xids if self._is_first(key, xid, now_s)]
         rivals = [
             other
@@ -122,12 +142,7 @@ class Precedence:
 
     def _forget(self, now_s: float) -> None:
         """Forget sources without a counter for long: who sends under ever new names must not fill the memory."""
-        self._given = {
-            key: its
-            for key, its in self._given.items()
-            if now_s - max(its.counters.values(), default=its.settled_s) < KEPT_S
-        }
-        self._xids = {xid: entry for xid, entry in self._xids.items() if now_s - entry[1] < SAME_XID_S}
+        self._given = {key: its for key, its in self._given.items() if now_s - its.newest_s < KEPT_S}
 
     def _counters(
         self, given: _Given, rivals: list[_Given], place: Place, values: dict[str, float], now_s: float
@@ -140,15 +155,15 @@ class Precedence:
             if name in others or follows_agent or now_s < given.settled_s:
                 del values[name]
             else:
-                given.counters[name] = now_s
-                given.places.add(place)
+                given.note(place, name, now_s)
         return len(others)
 
     def _is_first(self, key: Hashable, xid: tuple[int, int], now_s: float) -> bool:
         known = self._xids.get(xid)
         if known is not None and known[0] != key and now_s - known[1] < SAME_XID_S:
             return False
-        self._xids[xid] = key, now_s
+        self._xids.pop(xid, None)
+        self._xids[xid] = key, now_s  # behind the others: the oldest is the first
         return True
 
     def _rename(self, key: Hashable, found: Found, now_s: float) -> None:

@@ -113,6 +113,25 @@ def test_a_clock_that_differs_is_named(store: Store, off_ms: int) -> None:
     assert own.compare() == ""  # it has written nothing for long
 
 
+def test_a_store_that_is_slow_to_write_is_no_clock_that_differs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other collector writes while this one waits for its own row to be written."""
+    now_ms = [T0]
+    own, other = (SettingsOfOthers(store, name, _settings(), {}, lambda: now_ms[0]) for name in ("c1:1", "c2:1"))
+    other.compare()
+    own.compare()
+    write = store.collectors.write
+
+    def slowly(name: str, at_ms: int, settings: dict[str, str]) -> None:
+        write(name, at_ms, settings)
+        if name == "c1:1":
+            now_ms[0] += 20_000
+            other.compare()
+
+    monkeypatch.setattr(store.collectors, "write", slowly)
+    now_ms[0] += 60_000
+    assert own.compare() == ""
+
+
 @in_loop
 async def test_the_difference_is_shown_until_the_settings_are_equal(
     store: Store, monkeypatch: pytest.MonkeyPatch

@@ -197,6 +197,51 @@ def test_many_silent_pages_are_still_that_after_a_restart(all_pages: bool) -> No
     assert all(found[59:])  # it does not end in between
 
 
+def test_a_node_that_got_an_agent_while_pages_are_silent_is_drained_if_it_dies_and_the_collector_starts_again() -> None:
+    """The incident of the pages keeps its members: it says nothing of a node whose agent has spoken since."""
+
+    def played(number: int, gpu: Columns, node: Columns) -> None:
+        node["exporters_up"], node["exporters_down"] = np.full(40, 2.0), np.zeros(40)
+        del gpu["power_w"]
+        if number >= 40:  # n10 has an agent since
+            node["exporters_up"][10] = node["exporters_down"][10] = np.nan
+
+    def away(number: int) -> list[int]:
+        silent = list(range(11, 22)) if number >= 8 else []
+        return [10, *silent] if 8 <= number < 40 or number >= 70 else silent
+
+    state, found, incidents = None, [], {}
+    for number, (window, now_ms) in enumerate(play(small_fleet(40), 150, played, away)):
+        if number == 92:  # between the warning and the drain
+            state = liveness.restored(list(incidents.values()), window.index, window.newest.start_ms)
+        found, state = liveness.detect(window, state, now_ms)
+        for f in found:
+            if (f.cause, f.node) not in incidents:
+                incidents[f.cause, f.node] = opened(f, (f.scope, f.node or "", None), f.ts_ms).incident
+        if number == 91:
+            assert {(f.cause, f.node, f.action) for f in found} == {
+                ("pages_silent_common", None, RecommendedAction.ADVISE),
+                ("silent", "n10", RecommendedAction.ADVISE),
+            }
+            assert list(incidents) == [("pages_silent_common", None), ("silent", "n10")]
+            incidents = dict(reversed(incidents.items()))  # whichever is the first
+    (silent,) = (f for f in found if f.cause == "silent")
+    assert (silent.node, silent.action) == ("n10", RecommendedAction.DRAIN)
+    (many,) = (f for f in found if f.cause == "pages_silent_common")
+    assert [name for name, _ in many.members] == [f"n{n}" for n in range(11, 22)]
+
+
+def test_gpus_of_a_whole_fleet_whose_pages_are_silent_are_not_all_clear_after_a_restart() -> None:
+    """An upgrade breaks the exporter of the GPUs on each node: no GPU has answered since the collector began again."""
+    found = _many(110, lambda n: list(range(40)) if 8 <= n < 90 else [], False, restart_at=60)
+    assert [(f.cause, len(f.members)) for f in found[59]] == [("gpu_page_silent_common", 40)]
+    assert {(f.cause, f.cleared, len(f.members)) for new in found[59:90] for f in new} == {
+        ("gpu_page_silent_common", False, 40)
+    }
+    assert all(found[59:90])  # it does not end before they answer
+    assert [f.cleared for new in found[90:] for f in new] == [True]
+
+
 def test_a_gpu_that_a_page_no_longer_has_is_lost() -> None:
     def without_gpu(number: int, gpu: Columns, node: Columns) -> None:
         _scraped(number, gpu, node)

@@ -14,9 +14,10 @@ from drover_collector.detectors._lib.examples import play, small_fleet
 from drover_collector.fleet.buckets import Floats
 from drover_collector.scrape import frames, process
 from drover_collector.scrape.feed import NodeCall, ScrapeFeed
-from drover_collector.scrape.mapping import PageMapper
+from drover_collector.scrape.gpu_ids import GpuId
+from drover_collector.scrape.mapping import Found, PageMapper
 from drover_collector.scrape.messages import NodeMessages
-from drover_collector.scrape.precedence import ALIKE, COUNTED, KEPT_S, SETTLES_S
+from drover_collector.scrape.precedence import ALIKE, COUNTED, KEPT_S, MAX_PLACES, SAME_XID_S, SETTLES_S, Precedence
 from drover_collector.scrape.process import Scraper
 from drover_collector.scrape.received import AGAIN, Received, Round
 from drover_collector.scrape.settings import ScrapeConfig
@@ -260,6 +261,52 @@ def test_a_page_that_is_sent_again_before_it_is_whole_is_no_page_with_series_twi
     node.dcgm(15.0, 6.0)  # another value of the same time: who sends that does have it twice
     assert node.gpu(18.0)["ecc_dram_uncorrected"] == 5
     assert node.left_out == {AGAIN: 2 * parts + 1, "series that stand there twice": 1}
+
+
+# ---- which values are one source's
+
+
+def _kept(precedence: Precedence, exporter: str, at_s: float, *gpus: Mapping[str, float]) -> list[Mapping[str, float]]:
+    """Return what is used of the values that an exporter gives of the GPUs in slots 0, 1, ..."""
+    found = Found(gpus={GpuId(n, UUIDS[n], UUIDS[n]): dict(values) for n, values in enumerate(gpus)})
+    precedence.keep(exporter, table(exporter), found, at_s)
+    return list(found.gpus.values())
+
+
+def test_a_counter_that_one_gpu_has_of_a_source_may_be_anothers_of_another_gpu() -> None:
+    """An SDK of OpenTelemetry gives a counter when it first grows: here one GPU has had errors, and the other none."""
+    precedence = Precedence()
+    sdk = {"ecc_dram_uncorrected": 1.0, "pcie_replays": 2.0}, {"pcie_replays": 3.0}
+    _kept(precedence, "hw", 0.0, *sdk)
+    assert _kept(precedence, "hw", SETTLES_S + 1, *sdk) == [*sdk]
+    dcgm = {"ecc_dram_uncorrected": 7.0, "pcie_replays": 8.0}
+    assert _kept(precedence, "dcgm", SETTLES_S + 2, dcgm, dcgm) == [{}, {"ecc_dram_uncorrected": 7.0}]
+
+
+def test_a_counter_that_ends_of_one_gpu_is_anothers_after_the_hour_while_the_source_goes_on_for_other_gpus() -> None:
+    precedence, values = Precedence(), {"ecc_dram_uncorrected": 5.0}
+    for at_s in (0.0, SETTLES_S + 1):
+        _kept(precedence, "hw", at_s, values, values)
+    last_s = SETTLES_S + 1
+    for number in range(1, 10):
+        _kept(precedence, "hw", last_s + number * KEPT_S / 8, values)  # no longer of the GPU in slot 1
+    assert _kept(precedence, "dcgm", last_s + KEPT_S - 1, values, values) == [{}, {}]
+    assert _kept(precedence, "dcgm", last_s + KEPT_S + 1, values, values) == [{}, values]
+
+
+def test_who_sends_ever_new_ports_and_codes_of_xids_does_not_fill_the_memory() -> None:
+    precedence, of = Precedence(), table("dcgm")
+    for number in range(200):
+        links = {f"mlx{number}_{n}": {"symbol_errors": 1.0} for n in range(100)}
+        found = Found(links=links, xids=[(n, number) for n in range(100)])
+        precedence.keep("dcgm", of, found, float(number))
+        assert len(found.xids) == 100
+    (given,) = precedence._given.values()
+    assert len(given.counters) == MAX_PLACES
+    assert len(precedence._xids) == SAME_XID_S * 100
+    found = Found(links={"mlx_new": {"symbol_errors": 1.0}})
+    precedence.keep("dcgm", of, found, 200.0 + KEPT_S)  # what was long ago makes room
+    assert list(given.counters) == ["mlx_new"]
 
 
 # ---- a page that is read, and a writer

@@ -272,7 +272,21 @@ def restored(incidents: Sequence[Incident], index: FleetIndex, started_ms: int) 
                 s.reported[node, incident.gpu, cause] = incident.since_ms
             elif cause == "clock_wrong":
                 s.clock_wrong[node] = (incident.updated_ms, incident.evidence[0].text if incident.evidence else "")
+    _resume_agents(s, index)
     return s
+
+
+def _resume_agents(s: LivenessState, index: FleetIndex) -> None:
+    """Take nodes that got an agent while their pages were silent out of what was resumed of pages.
+
+    An incident of many keeps all of its members. As one of them, a node whose agent is silent would never be drained.
+    """
+    pages = s.reception.silent_pages
+    for (scope, cause, node, _), finding in s.open.items():
+        n = index.node_number.get(node) if scope == "node" and cause in ("silent", "late") else None
+        if n is not None and finding.since_ms > pages.since_ms.get(n, finding.since_ms):
+            s.reception.scraped[n], s.seen_ms[n] = False, finding.since_ms
+    pages.end(~s.reception.scraped)
 
 
 def _resume_pages(s: LivenessState, index: FleetIndex, incident: Incident, cause: str) -> None:
@@ -688,17 +702,18 @@ def _single_nodes(window: Window, s: LivenessState, silent: Times, quiet: Quiet,
 def _gpus(window: Window, s: LivenessState, reporting: Bools, now_ms: int) -> Iterator[Finding]:
     """Report GPUs without values while their node reports."""
     index, bucket = window.index, window.newest
-    if not (s.answered_ms > 0).any():
-        return  # no GPU telemetry yet: could_not_judge reports it
+    some = bool((s.answered_ms > 0).any())
+    answered = np.bincount(index.gpu_node[s.answered_ms >= bucket.end_ms], minlength=index.node_count) > 0
+    for name in s.planned.stopped_ms.keys() & index.node_number.keys():
+        answered[index.node_number[name]] = True  # nobody reads its pages any longer
+    unread = list(_unread_gpus(window, s, reporting, now_ms)) if some else []
+    yield from _together(window, s.reception.silent_gpu_pages, "gpu_page_silent", unread, answered, now_ms)
+    if not some:
+        return  # no GPU telemetry yet, but for what is open of a former run: could_not_judge reports it
     quiet = np.zeros(index.node_count, bool)
     quiet[index.gpu_node[s.answered_ms < bucket.end_ms]] = True
     limit_ms = window.silent_after_ms(quiet)[index.gpu_node]
     never = s.answered_ms == 0
-    answered = np.bincount(index.gpu_node[s.answered_ms >= bucket.end_ms], minlength=index.node_count) > 0
-    for name in s.planned.stopped_ms.keys() & index.node_number.keys():
-        answered[index.node_number[name]] = True  # nobody reads its pages any longer
-    unread = list(_unread_gpus(window, s, reporting, now_ms))
-    yield from _together(window, s.reception.silent_gpu_pages, "gpu_page_silent", unread, answered, now_ms)
     # From the node's return: an agent that starts reports the host some seconds before the driver answers.
     # Not while the page of its node's GPUs cannot be read: nothing is known then.
     known_ms = np.maximum(s.returned_ms, s.reception.unread_ms)[index.gpu_node]
