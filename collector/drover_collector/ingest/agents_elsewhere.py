@@ -33,11 +33,25 @@ class _Noted:
 
     Attributes:
         since_s: when it was read first. changed: less was read before it.
+        less_s: since when less is read; None: it was not, in the newest read.
     """
 
     reached: int
     since_s: float
     changed: bool
+    less_s: float | None = None
+
+    def read_again(self, reached: int, now_s: float) -> _Noted:
+        """Return what is noted after a read of no more than before.
+
+        Less may come from a replica that lags: the next read of another would seem to be news of a dead node. Or a
+        spool of the past was deleted, and it stays so.
+        """
+        if reached == self.reached:
+            return replace(self, less_s=None)
+        less_s = now_s if self.less_s is None else self.less_s
+        stays = now_s - less_s >= FRESH_MS / 1000
+        return replace(self, reached=reached, less_s=None) if stays else replace(self, less_s=less_s)
 
 
 class AgentsElsewhere:
@@ -112,8 +126,8 @@ class AgentsElsewhere:
         noted: dict[str, _Noted] = {}
         for node, (reached, at_ms) in found.items():
             held = self._noted.get(node)
-            if held is not None and reached <= held.reached:  # less: a spool of the past was deleted
-                noted[node] = replace(held, reached=reached)
+            if held is not None and reached <= held.reached:
+                noted[node] = held.read_again(reached, now_s)
             elif self._is_read:
                 noted[node] = _Noted(reached, now_s, changed=True)
             else:

@@ -347,6 +347,17 @@ async def test_a_writer_that_names_many_nodes_leaves_room_for_agents(
             await written.feed.close()
 
 
+def test_reads_of_replicas_of_which_one_lags_are_no_word_of_a_dead_nodes_agent(store: Store) -> None:
+    """It would be late for ever, never silent, and its pages would not be used."""
+    elsewhere, now_ms = AgentsElsewhere(store, _now_ms), _now_ms()
+    for reached in (9, 5, 9, 5, 9):
+        elsewhere._note({"n1": (reached, now_ms)})
+        elsewhere._is_read = True
+        assert elsewhere.spoke_ms() == {}
+    elsewhere._note({"n1": (10, now_ms)})
+    assert set(elsewhere.spoke_ms()) == {"n1"}
+
+
 def test_a_spool_of_the_past_that_is_deleted_is_no_word_of_an_agent(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

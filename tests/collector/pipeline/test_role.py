@@ -118,6 +118,7 @@ async def test_without_the_lease_nothing_is_written_and_nothing_sent(store: Stor
     async with collector(store, lease, receiver) as (pipeline, leadership):
         store.events.write([xid(1)])
         await until(lambda: len(pipeline.incidents) == len(receiver.got) == 1, "it is sent")
+        await until(lambda: not store.events.unjudged(T0 + 1500, 10), "the store has that it is judged")
         [incident] = pipeline.incidents.values()
         lease.held = False
         assert role_of(leadership) == STANDBY
