@@ -347,7 +347,7 @@ async def test_a_writer_that_names_many_nodes_leaves_room_for_agents(
             await written.feed.close()
 
 
-def test_reads_of_replicas_of_which_one_lags_are_no_word_of_a_dead_nodes_agent(store: Store) -> None:
+def test_reads_of_a_replica_that_lags_are_no_word_of_a_dead_nodes_agent(store: Store) -> None:
     """It would be late for ever, never silent, and its pages would not be used."""
     elsewhere, now_ms = AgentsElsewhere(store, _now_ms), _now_ms()
     for reached in (9, 5, 9, 5, 9):
