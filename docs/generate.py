@@ -380,7 +380,8 @@ REST_RULES = """## Forms
 - Every field of the schema is in every answer.
 - **Pages.** A list has `limit` (default {page}, at most {most}) and `cursor`; `next_cursor` leads
   to the next page and is null on the last. A page begins behind the last item of the one before
-  it, also when the list has changed meanwhile. Lists end at 10,000 items (jobs and leafs at
+  it, also when the list has changed meanwhile or that item has left it: no item that stays is left
+  out, and one may come twice. Lists end at 10,000 items (jobs and leafs at
   5,000, probe orders at 1,000): narrow them by a filter or by time.
 - **Conditions.** Each GET has an `ETag`; with `If-None-Match` an answer that is the same is a
   304.

@@ -16,6 +16,7 @@ from drover_collector.policy.policy import PRESETS
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = [
     "metrics.md", "settings.md", "commands.md", "xids.md", "sources.md", "probes.md", "events.md", "fleet-api.md",
+    "rest.md", "dcgm-names.md",
 ]  # fmt: skip
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
@@ -33,6 +34,10 @@ def _pages() -> dict[str, str]:
 def test_reference_pages_follow_the_code(name: str) -> None:
     written = (ROOT / "docs/reference" / name).read_text("utf-8")
     assert written == _pages()[name], f"docs/reference/{name} is old: run .venv/bin/python docs/generate.py"
+
+
+def test_no_reference_page_is_left_out() -> None:
+    assert set(_pages()) == set(REFERENCE)
 
 
 def test_the_walks_name_functions_that_are_there() -> None:
