@@ -207,8 +207,8 @@ class FleetClient:
         name = (method.name, request.SerializeToString(deterministic=True) if key is None else key)
         deadline_s = method.page_s if deadline_s is None else deadline_s
         fresh_s = method.fresh_s if fresh_s is None else fresh_s
-        reads_disk = deadline_s > RETRY_DEADLINE_S
-        if reads_disk and self._away is not None and not method.acts:
+        takes_long = deadline_s > RETRY_DEADLINE_S
+        if takes_long and self._away is not None and not method.acts:
             self.status()  # a quick question finds out whether it is back: this one would take too long for that
         asked_ms = self._now_ms()
         with self._lock:
@@ -218,8 +218,8 @@ class FleetClient:
             young = 0 <= asked_ms - kept.as_of_ms < shared_ms and kept.as_of_ms > self._acted_ms
             if away is None and kept.value is not None and young:
                 return kept
-            if away is not None and not method.acts:  # what a person asks for is asked in any case, and once
-                if reads_disk or 0 < self._retry_ms - asked_ms <= _TO_NEXT_RETRY_MS:
+            if away is not None and not method.acts:  # an act is always asked: a person waits for it
+                if takes_long or 0 < self._retry_ms - asked_ms <= _TO_NEXT_RETRY_MS:
                     return replace(kept, trouble=away)
                 self._retry_ms = asked_ms + _TO_NEXT_RETRY_MS
         try:
