@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent import futures
@@ -350,6 +351,14 @@ def no_scan() -> Iterator[None]:
         patch.setattr("streamlit.components.v2.manifest_scanner.scan_component_manifests", list)
         patch.setattr("streamlit.page_link", lambda *_, **__: None)  # a page alone knows no other to lead to
         yield
+
+
+@pytest.fixture(autouse=True)
+def own_main() -> Iterator[None]:
+    """An AppTest leaves its page as `__main__`, and a later test that starts a process would run that page in it."""
+    main = sys.modules["__main__"]
+    yield
+    sys.modules["__main__"] = main
 
 
 @pytest.fixture

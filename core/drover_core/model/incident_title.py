@@ -33,7 +33,7 @@ WORDS: Mapping[tuple[IncidentKind, str], str] = {
     (IncidentKind.LIVENESS, "pages_silent"): "exporter pages silent",
     (IncidentKind.LIVENESS, "pages_silent_common"): "exporter pages of many nodes silent",
     (IncidentKind.LIVENESS, "gpu_page_silent"): "GPU page not read",
-    (IncidentKind.LIVENESS, "gpu_page_silent_common"): "GPU pages of many nodes not read",
+    (IncidentKind.LIVENESS, "gpu_page_silent_common"): "GPU pages of many nodes silent",
     (IncidentKind.LIVENESS, "gpu_lost"): "GPU lost",
     (IncidentKind.LIVENESS, "gpu_missing"): "GPU missing",
     (IncidentKind.LIVENESS, "gpu_partial"): "GPU reports only partly",
