@@ -195,6 +195,7 @@ def summary_report(total: Summary) -> dict[str, Any]:
         "delay_median_s": median(total.delays_s),
         "delay_p95_s": percentile(total.delays_s, 0.95),
         "false_causes": dict(total.false_causes.most_common()),
+        "false_drain_causes": dict(total.false_drain_causes.most_common()),
         "causes": {
             name: {
                 "faults": cause.faults,
@@ -258,4 +259,5 @@ def _print_sums(sums: dict[str, Summary]) -> None:
         print_table(["GENERATOR", "PRECURSOR", "FAULTS", "WARNED", "LEAD MEDIAN"], warned, right=frozenset({2, 3, 4}))
     for name, t in sums.items():
         for cause, count in t.false_causes.most_common():
-            print(f"false: {name}: {count} x {cause}")
+            drains = t.false_drain_causes[cause]
+            print(f"false: {name}: {count} x {cause}" + (f", {drains} of them a drain" if drains else ""))

@@ -56,6 +56,7 @@ class Summary:
     causes: dict[str, Cause] = field(default_factory=lambda: defaultdict(Cause))
     precursors: dict[str, Foretold] = field(default_factory=lambda: defaultdict(Foretold))
     false_causes: Counter[str] = field(default_factory=Counter)
+    false_drain_causes: Counter[str] = field(default_factory=Counter)
 
     @property
     def faults(self) -> int:
@@ -98,6 +99,7 @@ def summarize(scores: Sequence[Score]) -> Summary:
         total.false_drains += len(one.false_drains)
         total.negatives += one.negatives
         total.false_causes.update(f"{found.kind}/{found.cause}" for found in one.false)
+        total.false_drain_causes.update(f"{found.kind}/{found.cause}" for found in one.false_drains)
         for label, cause in one.cause_of.items():
             total.causes[cause].faults += 1
             if label in one.delays_of:

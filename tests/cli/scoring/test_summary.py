@@ -37,6 +37,7 @@ def test_counts_of_cases_are_added() -> None:
     assert (total.cases, total.gpu_days, total.faults, total.reported, total.false) == (2, 4.0, 20, 18, 1)
     assert total.recall == 0.9 and total.precision == 18 / 19
     assert total.causes["xid/gone"].faults == 20 and total.false_causes == {"xid/xid_79": 1}
+    assert total.false_drain_causes == {"xid/xid_79": 1}
     assert total.rate(0) == "0 (<= 750.00)" and total.rate(total.false_drains) == "250.00"
 
 
