@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -21,18 +20,17 @@ from pathlib import Path
 import grpc
 import pytest
 
-from drover_core import VERSION
 from testbed import nvml
 from testbed.hosts import Host, hosts
-from testbed.rollout_fleet import GAP_MS, RESTART_MS, ROOT, older, samples, unread
+from testbed.rollout_fleet import GAP_MS, RESTART_MS, samples, unread
 from testbed.rollout_log import saw
+from testbed.rollout_packages import BUILD_S, NEW, OLD
 from testbed.system_processes import free_port
 from testbed.waiting import wait_until
 
-OLD, NEW = "0.1.9", VERSION  # OLD is of an earlier commit (rollout_fleet.py)
 NAMES = ("drover-agent", "drover-collector", "drover-dashboard")
 NODE, SIMULATED = "fresh", 8
-BUILD_S, APT_S, REPORT_S, INCIDENT_S, LOAD_S = 1800, 900, 240, 400, 40
+APT_S, REPORT_S, INCIDENT_S, LOAD_S = 900, 240, 400, 40
 APT = ("DEBIAN_FRONTEND=noninteractive", "apt-get", "-y", "-q", "-o", "Dpkg::Options::=--force-confold")
 
 
@@ -100,21 +98,6 @@ class Machine:
         (self.host.root / "etc/drover/fleet.toml").write_text(listed)
         addresses = ('collectors = ["127.0.0.1:7301"]', f'collectors = ["127.0.0.1:{self.ingest}"]')
         self.write("/etc/drover/agent.toml", addresses, *more)
-
-
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("packages")
-    made = Path(os.environ.get("DROVER_PACKAGES") or folder / "made")
-    if not made.exists():
-        old = folder / "bundles"
-        tree = older(folder)
-        options = ["--python", "3.11", "--version", OLD, "--out", str(old)]
-        subprocess.run([sys.executable, str(tree / "ansible/dist.py"), *options], check=True, timeout=BUILD_S)
-        for version, bundles in ((OLD, old), (NEW, folder / "new")):
-            command = [sys.executable, str(ROOT / "packages/build.py"), "--kind", "deb", "--version", version]
-            subprocess.run([*command, "--bundles", str(bundles), "--out", str(made)], check=True, timeout=BUILD_S)
-    return made
 
 
 @pytest.fixture(scope="module")

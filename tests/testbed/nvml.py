@@ -208,7 +208,7 @@ class FakeNvml:
 
     def __init__(self, script: Path, library: Path) -> None:
         self.script = script
-        self._library = library
+        self.library = library
         self._lines: dict[tuple[str, ...], str] = {}
         self._xids: list[str] = []
         self._batched = False
@@ -217,7 +217,7 @@ class FakeNvml:
     def env(self) -> dict[str, str]:
         """Environment of a process (a real `drover-agent`, say) that shall find this stand-in as its NVML."""
         inherited = os.environ.get("LD_LIBRARY_PATH")
-        folders = [str(self._library.parent), *([inherited] if inherited else [])]
+        folders = [str(self.library.parent), *([inherited] if inherited else [])]
         return {"LD_LIBRARY_PATH": ":".join(folders), SCRIPT_VARIABLE: str(self.script)}
 
     @contextlib.contextmanager

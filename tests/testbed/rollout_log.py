@@ -32,8 +32,13 @@ def saw(text: str) -> None:
 
 
 def step_of(nodeid: str) -> Step:
-    page = "packages" if "test_packages.py" in nodeid else "rollout"
-    return STEPS.setdefault(nodeid.rpartition("::")[2], Step(page))
+    return STEPS.setdefault(nodeid.rpartition("::")[2], Step(page_of(Path(nodeid.partition("::")[0]).name)))
+
+
+def page_of(file: str) -> str:
+    """Return the page of docs/evidence that a file of tests writes."""
+    own = {"test_packages.py": "packages", "test_pods.py": "pods"}
+    return own.get(file, "rollout")
 
 
 def page(name: str) -> str:
@@ -42,7 +47,7 @@ def page(name: str) -> str:
     passed = sum(step.outcome == "passed" for step in steps.values())
     minutes = (time.monotonic() - BEGAN_S) / 60
     machine = f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
-    built = {"rollout": "DROVER_ROLLOUT_DIST", "packages": "DROVER_PACKAGES"}[name]
+    built = {"rollout": "DROVER_ROLLOUT_DIST", "packages": "DROVER_PACKAGES", "pods": "DROVER_IMAGES"}[name]
     builds = "with builds of a run before" if os.environ.get(built) else "builds included"
     lines = [
         f"# {name.capitalize()}: the log of one run",
