@@ -44,6 +44,11 @@ GOALS = "Goals: precision .98, recall .95, F1 .965, no false drain."
 UNLABELLED = IncidentKind.SLOWDOWN
 DAY = {"nodes": 256, "hours": 24.0, "interval_s": 60.0, "healthy": True}
 DAY_SEED = 6000
+SCORING = "B"
+HEALTHY_HEAD = (
+    "| Generator | Commit | GPU-days | False warnings | False drains | What |",
+    "| --- | --- | --- | --- | --- | --- |",
+)
 FAILED: list[str] = []  # fleets that could not be played, and why
 
 
@@ -133,26 +138,44 @@ def page(kept: dict[str, Any]) -> str:
         ),
         "", GOALS,
     ]  # fmt: skip
-    for name, result in kept.items():
-        lines += ["", f"## {name}", "", f"At commit {result['commit']}, {result['date']}."]
-        if result["generators"]:
-            lines += [
-                "",
-                "| Generator | Method | Faults | Precision | Recall | F1 | Delay median, p95 | False warnings "
-                "| False drains |",
-                "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-            ]
-        for generator, methods in result["generators"].items():
-            for method, row in methods.items():
-                lines.append(f"| {generator} | {method} | {row['faults']} | {_row(row)} |")
-        lines += _healthy(result.get("healthy", {}), "Fleets without a fault, full of hard negatives:")
-        lines += _healthy(
-            result.get("days", {}),
-            f"The same for a day: {DAY['nodes']} nodes, read once a minute, of seeds that nobody looked at:",
-        )
-        for generator, methods in result["generators"].items():
-            lines += _causes(generator, methods[OURS])
+    lines += _runs(kept)
+    for generator in sorted({g for result in kept.values() for g in result["generators"]}):
+        held = [(name, result) for name, result in kept.items() if generator in result["generators"]]
+        lines += _newest(generator, *held[-1])
+        if generator == SCORING and len(held) > 1:
+            _, result = held[0]
+            lines += _causes(f"{generator} at the first scoring", result["generators"][generator][OURS])
     return "\n".join(lines) + "\n"
+
+
+def _runs(kept: dict[str, Any]) -> list[str]:
+    """Return the lines on every run, by generator, oldest first."""
+    lines = ["", "## Every run", ""]
+    lines += [
+        "| Generator | Run | Commit | Faults | Precision | Recall | F1 | Delay median, p95 | False warnings "
+        "| False drains |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for generator in sorted({g for result in kept.values() for g in result["generators"]}):
+        for name, result in kept.items():
+            if (methods := result["generators"].get(generator)) is not None:
+                row = methods[OURS]
+                lines.append(f"| {generator} | {name} | {result['commit']} | {row['faults']} | {_row(row)} |")
+    for generator in sorted({g for result in kept.values() for g in result["generators"]}):
+        held = [result["generators"][generator] for result in kept.values() if generator in result["generators"]]
+        others = {method: row for methods in held for method, row in methods.items() if method != OURS}
+        for method, row in others.items():
+            lines.append(f"| {generator} | {method} | - | {row['faults']} | {_row(row)} |")
+    lines += ["", "## Fleets without a fault", "", "Full of hard negatives, hours each:", "", *HEALTHY_HEAD]
+    lines += _healthy(kept, "healthy")
+    text = f"The same for a day: {DAY['nodes']} nodes, read once a minute, of seeds that nobody had looked at:"
+    return [*lines, "", text, "", *HEALTHY_HEAD, *_healthy(kept, "days")]
+
+
+def _newest(generator: str, name: str, result: dict[str, Any]) -> list[str]:
+    """Return the lines on the newest run of a generator."""
+    title = f"{generator}: {name}, at commit {result['commit']}, {result['date']}"
+    return _causes(title, result["generators"][generator][OURS])
 
 
 def _row(row: dict[str, Any]) -> str:
@@ -163,23 +186,20 @@ def _row(row: dict[str, Any]) -> str:
     )
 
 
-def _healthy(sums: dict[str, Any], title: str) -> list[str]:
-    """Return the lines on fleets without a fault."""
-    if not sums:
-        return []
-    lines = ["", title, ""]
-    lines += ["| Generator | GPU-days | False warnings | False drains | What |", "| --- | --- | --- | --- | --- |"]
-    for generator, row in sums.items():
+def _healthy(kept: dict[str, Any], form: str) -> list[str]:
+    """Return the rows of the newest run on each generator's fleets without a fault."""
+    newest = {g: (result, row) for result in kept.values() for g, row in result.get(form, {}).items()}
+    lines = []
+    for generator, (result, row) in sorted(newest.items()):
         what = ", ".join(f"{n} x {cause}" for cause, n in row["false_causes"].items()) or "nothing"
-        lines.append(
-            f"| {generator} | {row['gpu_days']:,.0f} | {_rate(row, 'false')} | {_rate(row, 'false_drains')} | {what} |"
-        )
+        rates = f"{_rate(row, 'false')} | {_rate(row, 'false_drains')}"
+        lines.append(f"| {generator} | {result['commit']} | {row['gpu_days']:,.0f} | {rates} | {what} |")
     return lines
 
 
-def _causes(generator: str, row: dict[str, Any]) -> list[str]:
+def _causes(title: str, row: dict[str, Any]) -> list[str]:
     """Return the lines on each kind and cause of a generator's faults, and what was reported wrongly."""
-    lines = ["", f"### Generator {generator}", "", "| Fault | Found | 95 % | Delay median, p95 |"]
+    lines = ["", f"## Generator {title}", "", "| Fault | Found | 95 % | Delay median, p95 |"]
     lines.append("| --- | --- | --- | --- |")
     for name, cause in row["causes"].items():
         low, high = cause["interval"]
@@ -193,7 +213,12 @@ def _causes(generator: str, row: dict[str, Any]) -> list[str]:
             f"| {name} | {p['faults']} | {p['warned']} | {_seconds(p['lead_median_s'])} |"
             for name, p in row["precursors"].items()
         ]
-    wrong = ", ".join(f"{n} x {cause}" for cause, n in row["false_causes"].items()) or "nothing"
+    drains = row.get("false_drain_causes", {})
+    wrong = ", ".join(
+        f"{n} x {cause}" + (f" ({drains[cause]} of them a drain)" if cause in drains else "")
+        for cause, n in row["false_causes"].items()
+    )
+    wrong = wrong or "nothing"
     return [*lines, "", textwrap.fill(f"Reported wrongly: {wrong}.", 100)]
 
 

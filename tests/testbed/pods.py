@@ -1,10 +1,10 @@
 """A node of Kubernetes without a kubelet: pods of rendered manifests as real containers, started by podman and runc.
 
 What a pod's spec says of mounts, users, capabilities, namespaces, environment and a read-only root is what its
-container gets, as the kubelet would ask its runtime; what is not known here is refused. A folder stands for the node's own file
-system below `hostPath`, but for devices, which are this machine's; a network namespace stands for the node's network.
-Not here: a scheduler, Services, NetworkPolicies, restarts, probes, limits of CPU and memory. For NVIDIA's container
-runtime, which mounts the driver's libraries where NVIDIA_VISIBLE_DEVICES is set, `nvidia` stands in.
+container gets, as the kubelet would ask its runtime; what is not known here is refused. A folder stands for the node's
+own file system below `hostPath`, but for devices, which are this machine's; a network namespace stands for the node's
+network. Not here: a scheduler, Services, NetworkPolicies, restarts, probes, limits of CPU and memory. For NVIDIA's
+container runtime, which mounts the driver's libraries where NVIDIA_VISIBLE_DEVICES is set, `nvidia` stands in.
 """
 
 from __future__ import annotations
