@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what `make test-rollout` needs, on Debian or Ubuntu, as root: containers with a systemd, and ssh.
+# Installs what `make test-rollout` needs, on Debian or Ubuntu, as root: containers with a systemd, ssh, images.
 set -euo pipefail
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
   echo "make test-rollout needs root on Debian or Ubuntu" >&2
@@ -10,6 +10,11 @@ command -v systemd-nspawn >/dev/null || missing+=(systemd-container)
 command -v debootstrap >/dev/null || missing+=(debootstrap)
 command -v ssh >/dev/null || missing+=(openssh-client)
 command -v git >/dev/null || missing+=(git)
+# For images, and the pods made of them.
+command -v mmdebstrap >/dev/null || missing+=(mmdebstrap)
+command -v buildah >/dev/null || missing+=(buildah)
+command -v podman >/dev/null || missing+=(podman)
+command -v runc >/dev/null || missing+=(runc)
 # For the roles that give rights: an accounting for Slurm, and kubectl.
 command -v mariadbd >/dev/null || missing+=(mariadb-server)
 command -v slurmdbd >/dev/null || missing+=(slurmdbd)
