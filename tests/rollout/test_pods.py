@@ -100,7 +100,7 @@ def test_from_nothing_to_a_first_incident(node: Node, fake: nvml.FakeNvml) -> No
     wait_until(lambda: incidents(node, "gpu_lost"), "an incident of the lost GPU", INCIDENT_S)
     saw(
         f"three pods start, first report in {reports_s:.0f} s; a GPU lost by the stand-in for NVML is an incident after"
-        f" {time.monotonic() - lost:.0f} s more: {incidents(node, 'gpu_lost')[0].get('title')!r}"
+        f" {time.monotonic() - lost:.0f} s more: {incidents(node, 'gpu_lost')[0]['summary']!r}"
     )
     check = "import socket; socket.create_connection(('127.0.0.1', 8501), 3)"
     wait_until(lambda: _console_answers(node, check), "the console's readiness probe", REPORT_S)

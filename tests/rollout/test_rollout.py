@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.hosts import hosts
+from testbed.hosts import give_gpus, hosts, take_gpus
 from testbed.rollout_fleet import (
     BROKEN,
     BUILD_S,
@@ -45,6 +45,8 @@ from testbed.rollout_fleet import (
 from testbed.rollout_log import saw
 from testbed.system_processes import free_port
 from testbed.waiting import wait_until
+
+INCIDENT_S = 400
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +172,36 @@ def test_an_upgrade_of_a_live_fleet_loses_no_sample(fleet: Fleet) -> None:
         )
         assert lost <= unread, f"{host.name}: {gaps}"
     assert fleet.release("head", "current") == fleet.release("head", "agent") == NEW
+
+
+@pytest.mark.timeout(PLAY_S)
+def test_a_lost_gpu_is_an_incident(fleet: Fleet, tmp_path: Path) -> None:
+    host = next(host for host in fleet.hosts if host.name == "gpu1")
+    settings = host.root / "etc/drover/agent.toml"
+    before = settings.read_text()
+    assert before.count('hardware = "none"') == 1
+    fake = give_gpus(host, tmp_path)
+    settings.write_text(before.replace('hardware = "none"', 'hardware = "nvml"'))
+    host.ssh("systemctl", "restart", "drover-agent")
+    wait_until(lambda: _gpu_health(fleet, "gpu1", 3) == "healthy", "eight GPUs report", INCIDENT_S)
+    lost = time.monotonic()
+    fake.lose(3)
+    wait_until(lambda: _gpu_health(fleet, "gpu1", 3) == "confirmed", "the lost GPU is confirmed", INCIDENT_S)
+    rows = [row for row in fleet.drover("incidents") if (row["node"], row["gpu"]) == ("gpu1", 3)]
+    assert [row["cause"] for row in rows] == ["gpu_lost"]
+    saw(
+        f"a GPU that NVML's stand-in loses is an incident after {time.monotonic() - lost:.0f} s: {rows[0]['summary']!r}"
+    )
+    settings.write_text(before)
+    take_gpus(host)
+    host.ssh("systemctl", "restart", "drover-agent")
+    wait_until(lambda: fleet.reporting(NEW) >= {"gpu1"}, "the agent reports as before", REPORT_S)
+
+
+def _gpu_health(fleet: Fleet, node: str, slot: int) -> str:
+    (row,) = [row for row in fleet.drover("nodes") if row["name"] == node]
+    health = row["gpu_health"]
+    return str(health[slot]) if isinstance(health, list) and len(health) > slot else ""
 
 
 @pytest.mark.timeout(PLAY_S)

@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed import nvml
 from testbed.system_processes import free_port, reachable
 from testbed.waiting import wait_until
 
 CACHE = Path("/var/cache/drover-testbed/hosts")
 TEMPLATE = CACHE / "template"
 PACKAGES = "systemd,systemd-sysv,dbus,python3,python3-venv,openssh-server,iproute2"
+DROP_IN = "etc/systemd/system/drover-agent.service.d/nvml.conf"
 BUILD_S, BOOT_S, STOP_S = 900, 60, 30
 
 
@@ -48,6 +50,30 @@ class Host:
         if check and found.returncode:
             raise RuntimeError(f"{self.name}: {' '.join(command)}: {found.stderr or found.stdout}")
         return found.stdout
+
+
+def give_gpus(host: Host, folder: Path) -> nvml.FakeNvml:
+    """Give a host the stand-in for NVIDIA's library with eight GPUs, which its agent finds when it starts next."""
+    library = nvml.build(folder)
+    there = host.root / "opt/nvml"
+    there.mkdir()
+    shutil.copyfile(library, there / nvml.SONAME)
+    fake = nvml.FakeNvml(there / "script", library)
+    fake.healthy(8)
+    for path in (there, *there.iterdir()):
+        path.chmod(0o755)
+    drop_in = host.root / DROP_IN
+    drop_in.parent.mkdir()
+    drop_in.write_text(f"[Service]\nEnvironment=LD_LIBRARY_PATH=/opt/nvml {nvml.SCRIPT_VARIABLE}=/opt/nvml/script\n")
+    host.ssh("systemctl", "daemon-reload")
+    return fake
+
+
+def take_gpus(host: Host) -> None:
+    """Take away what `give_gpus` gave."""
+    shutil.rmtree(host.root / "opt/nvml")
+    shutil.rmtree((host.root / DROP_IN).parent)
+    host.ssh("systemctl", "daemon-reload")
 
 
 @contextlib.contextmanager
