@@ -17,6 +17,7 @@ from drover_collector.detectors._lib.examples import (
 )
 from drover_collector.detectors._lib.window import Buckets, Window
 from drover_collector.detectors.links import detector as links
+from drover_collector.detectors.links.congestion import METRICS, Spells
 from drover_collector.fleet.index import FleetIndex
 from drover_core.model.events import Finding, RecommendedAction, Severity
 
@@ -35,24 +36,26 @@ def run(
     reads: Callable[[int, int], bool] = lambda _node, _bucket: True,
     per_s: float | None = None,
     sent: Change | None = None,
+    ports: int = PORTS,
 ) -> list[Finding]:
     """Return what is reported of congestion, with noise of 20 % on each port's rate.
 
     Args:
         rests: (node, minute) -> whether its GPUs do nothing. reads: (node, bucket) -> whether its ports are read then.
         per_s: a healthy port's events. sent: changes the bytes that each port sends a second; None: they are not read.
+        ports: of a node.
     """
-    index: FleetIndex = small_fleet(NODES, ports=PORTS)
-    rng, total = np.random.default_rng(5), np.zeros(NODES * PORTS)
-    usual = (per_s or PER_S.get(metric, 200.0)) * rng.lognormal(0, 1, NODES * PORTS)
-    bytes_ = np.zeros(NODES * PORTS)
+    index: FleetIndex = small_fleet(NODES, ports=ports)
+    rng, total = np.random.default_rng(5), np.zeros(NODES * ports)
+    usual = (per_s or PER_S.get(metric, 200.0)) * rng.lognormal(0, 1, NODES * ports)
+    bytes_ = np.zeros(NODES * ports)
     held, state, found = Buckets(KEPT), None, []
     jobs = np.repeat(np.array(job_of_node, np.int32), 8)
     for number in range(minutes * 6):
-        rate = usual * rng.lognormal(0, 0.2, NODES * PORTS)
+        rate = usual * rng.lognormal(0, 0.2, NODES * ports)
         change(number // 6, rate)
         total = total + 10 * rate
-        traffic = np.full(NODES * PORTS, 1e9)
+        traffic = np.full(NODES * ports, 1e9)
         if sent is not None:
             sent(number // 6, traffic)
         bytes_ = bytes_ + 10 * traffic
@@ -67,7 +70,7 @@ def run(
             if rests(node, number // 6):
                 bucket.gpu["gpu_util_ratio"][8 * node : 8 * node + 8] = 0.0
             if not reads(node, number):
-                bucket.link[metric][PORTS * node : PORTS * node + PORTS] = np.nan
+                bucket.link[metric][ports * node : ports * node + ports] = np.nan
         held.append(replace(bucket, jobs=jobs, job_names=("a", "b", "c")))
         findings, state = links.detect(Window(index, held.all(), True, (), START_MS), state, bucket.end_ms + LAG_MS)
         found += findings
@@ -84,7 +87,7 @@ def test_a_port_that_waits_alone_is_reported_for_its_node(metric: str) -> None:
     assert {(f.cause, f.node, f.severity) for f in found} == {("congested_port", "n05", Severity.WARNING)}
     assert {f.action for f in found} == {RecommendedAction.ADVISE}
     assert found[0].evidence[0].port == "mlx5_1" and found[0].evidence[0].metric == metric
-    assert START_MS + 14 * 60_000 <= found[0].since_ms <= found[0].ts_ms <= START_MS + 20 * 60_000
+    assert START_MS + 14 * 60_000 <= found[0].since_ms <= found[0].ts_ms <= START_MS + 21 * 60_000
     assert len({f.since_ms for f in found}) == 1
 
 
@@ -219,6 +222,80 @@ def test_a_minute_of_waiting_and_a_few_events_are_no_fault() -> None:
         rate[21] = 5e5 if minute >= 15 else 0.0  # 0.2 % of the time
 
     assert run(burst) == run(few) == []
+
+
+def _times(by: float, of: slice, during: Callable[[int], bool]) -> Change:
+    def change(minute: int, values: Rates) -> None:
+        values[of] *= by if during(minute) else 1
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("what", "ports", "during", "jobs"),
+    [
+        ("a rank that writes checkpoints", slice(21, 22), lambda minute: minute % 20 >= 13, (0,) * NODES),
+        ("a hot expert", slice(21, 22), lambda minute: minute >= 15, (0,) * NODES),
+        ("a storage gateway", slice(21, 22), lambda minute: minute >= 15, (-1,) * NODES),
+        ("an oversubscribed leaf", slice(16, 32), lambda minute: minute >= 15, (0,) * 4 + (1, 1, 2, 2) + (0,) * 8),
+    ],
+)
+def test_what_waits_more_because_it_carries_more_is_no_fault(
+    what: str, ports: slice, during: Callable[[int], bool], jobs: tuple[int, ...]
+) -> None:
+    more = _times(10, ports, during)
+    assert run(more, minutes=45, job_of_node=jobs, sent=_times(4, ports, during)) == [], what
+    assert run(more, minutes=45, job_of_node=jobs, sent=_times(1, ports, during)), "at the same traffic it is one"
+
+
+def test_a_port_without_mates_waits_for_longer_than_steps_of_a_program_last() -> None:
+    """The only port of its node, in a job on one node: nothing says whether the port waits or the job sends."""
+    jobs = (0,) * 5 + (1,) + (0,) * 10
+
+    def waits(minutes: int) -> list[Finding]:
+        during = _times(10, slice(5, 6), lambda minute: 15 <= minute < 15 + minutes)
+        return run(during, minutes=45, job_of_node=jobs, ports=1)
+
+    assert waits(12) == []
+    assert {f.node for f in waits(28)} == {"n05"}
+
+
+def test_rises_that_come_and_go_on_several_nodes_are_how_the_fleet_works() -> None:
+    def rises(minutes: int) -> list[Finding]:
+        def change(minute: int, rate: Rates) -> None:
+            for port, first, lasts in ((3, 15, 4), (30, 22, 4), (50, 29, 4), (21, 36, minutes)):
+                rate[port] *= 10 if first <= minute < first + lasts else 1
+
+        return run(change, minutes=58)
+
+    assert rises(7) == []
+    found = rises(20)
+    assert {f.node for f in found} == {"n05"}
+    assert START_MS + 35 * 60_000 <= found[0].since_ms <= START_MS + 37 * 60_000
+
+
+@pytest.mark.parametrize(
+    ("what", "first", "lasts", "nodes", "needed"),
+    [
+        ("three nodes, one after the other", (0, 10, 20), 4, 16, 8),
+        ("the longest that counts", (0, 20, 40), 10, 16, 20),
+        ("two nodes", (0, 10), 4, 16, 5),
+        ("three of a thousand nodes", (0, 10, 20), 4, 1000, 5),
+        ("too short to be reported", (0, 10, 20), 2, 16, 5),
+        ("as long as a fault that was repaired", (0, 20, 40), 11, 16, 5),
+        ("at once, as of a switch", (0, 0, 0), 4, 16, 5),
+        ("two days ago", (-3000, -2990, -2980), 4, 16, 5),
+    ],
+)
+def test_only_short_rises_of_several_nodes_within_a_day_make_others_wait(
+    what: str, first: tuple[int, ...], lasts: int, nodes: int, needed: int
+) -> None:
+    spells, node = Spells(3), np.arange(3)
+    for minute in (*range(-3000, -2960), *range(60)):
+        over = np.zeros((len(METRICS), 3), bool)
+        over[0, : len(first)] = [start <= minute < start + lasts for start in first]
+        spells.add_minute(over, np.ones(3, bool), node, START_MS + minute * 60_000)
+    assert spells.needed(START_MS + 60 * 60_000, nodes) == needed, what
 
 
 def test_it_ends_with_the_congestion() -> None:

@@ -17,6 +17,12 @@ ports of the job; where nobody names the job, with all ports.
   probably share.
 - Most ports of a job have risen: the job itself (all to one, a checkpoint). That is not reported.
 
+What a single port sends or receives more of is taken off its rise twice, as queues grow at least with the square of
+the traffic: a hot expert, a storage gateway and the rank that writes a checkpoint wait more because they carry more. A
+port that nothing can be compared with, the only one of its node in a job of few ports, must stand out for LONE_PERSIST
+minutes. Where short rises came and went on several nodes within a day, they are how this fleet works: one must last
+twice as long as the longest of these.
+
 InfiniBand's port_xmit_wait counts ticks with data to send and no credit. RoCE's out_of_sequence
 and packet_seq_err grow where packets are lost, rp_cnp_handled where switches mark congestion (NVIDIA, "Understanding
 mlx5 ethtool counters"). The judgement is made once a minute.
@@ -25,6 +31,7 @@ mlx5 ethtool counters"). The judgement is made once a minute.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -73,9 +80,19 @@ CARRIES = 0.5, 1.2  # times what the node's other ports carry: another share of 
 LEARN = 10  # minutes before a port's own past counts
 FORGET = 240.0  # minutes over which it is forgotten
 PERSIST = 3  # minutes in a row
+PORT_PERSIST = 5  # of a single port: rises of three minutes come and go in healthy fleets of hundreds of nodes
+# Of the traffic, with which waiting may grow. So many wait for a link that is used to the share r: r^2 / (1 - r) (the
+# M/M/1 queue); near its capacity it is more.
+TRAFFIC_POWER = 2.0
+# Rises of a single port that came and went: on so many nodes, and this share of all, within a day. Ones that lasted for
+# more than SPELL_MOST minutes are faults that somebody repaired. Another one must last SPELL_SLACK times as long as
+# these, which is ONE_JOB_PERSIST at most. Our own limits.
+SPELL_NODES, SPELL_SHARE, SPELL_MOST, SPELL_SLACK = 3, 0.005, 10, 2.0
+SPELLS_MS, SPELLS_KEPT = 24 * 3_600_000, 1024
 ONE_JOB_PERSIST = 20  # where a leaf has one job only: no step of a program is all to one for so long
 LEAF_SHARE = 0.5  # of a leaf's ports
 LEAF_NODES = 3  # that it must be on
+LONE_PERSIST = 20  # minutes, of a port without mates: the same reason
 ELSEWHERE_SHARE = 0.2  # of the ports outside the leaf: more is no matter of the leaf
 JOB_SHARE = 0.3  # of the job's ports: more is the job itself
 NODE_SHARE = 0.5  # of a node's ports, at least two: more is the node's own traffic
@@ -114,15 +131,18 @@ class FaintRise:
         self._spread = np.zeros(shape)  # mean absolute deviation of the logarithm of the events, clipped
         self._carried = np.zeros(ports)  # mean logarithm of the bytes that it carried a minute
 
+    def more_traffic(self, carried: Floats) -> Floats:
+        """Return by how much more each port carries than before, as a logarithm, [L]; 0 where that is not known."""
+        level = np.log1p(np.fmax(carried[0], carried[1]))
+        return np.where(np.isnan(level), 0.0, np.maximum(level - self._carried, 0.0))
+
     def add_minute(self, rate: Floats, carried: Floats, away: Floats, count: Floats) -> Bools:
         """Return where a port has more events than its traffic explains, bool [M, L]; and learn its traffic.
 
         Args:
             rate, carried: events and bytes of the minute. away, count: of the past's mean, and its minutes.
         """
-        level = np.log1p(np.fmax(carried[0], carried[1]))
-        more = np.where(np.isnan(level), 0.0, np.maximum(level - self._carried, 0.0))
-        excess = away - more
+        level, excess = np.log1p(np.fmax(carried[0], carried[1])), away - self.more_traffic(carried)
         sigma = np.maximum(MEAN_TO_SIGMA * self._spread, LEAST_SIGMA)
         risen = ~np.isnan(excess) & (count >= LEARN) & (excess >= np.maximum(math.log(RISE), LEAF_SIGMAS * sigma))
         risen &= rate >= np.maximum(LEAF_FLOOR * LEAST_PER_MINUTE, LEAF_EVENTS)
@@ -145,6 +165,37 @@ class FaintRise:
         self._carried = np.append(self._carried, np.zeros(more))
 
 
+class Spells:
+    """For how many minutes each port has stood out alone, and for how long others did before it ended by itself.
+
+    Attributes:
+        minutes: in a row, float64 [M, L].
+    """
+
+    def __init__(self, ports: int) -> None:
+        self.minutes = np.zeros((len(METRICS), ports))
+        self._ended: deque[tuple[int, float, int]] = deque(maxlen=SPELLS_KEPT)  # when, minutes, node
+
+    def add_minute(self, over: Bools, known: Bools, node: Ints, end_ms: int) -> None:
+        """Add a minute. `over`: which stand out, bool [M, L]. `known`, `node`: of each port, [L]."""
+        before = self.minutes.max(axis=0)
+        self.minutes = np.where(over, self.minutes + 1, 0)
+        ended = np.flatnonzero(known & (before >= PERSIST) & (before <= SPELL_MOST) & ~over.any(axis=0))
+        if len(np.unique(node[ended])) < LEAF_NODES:  # more at once had one reason: a switch, or a job
+            self._ended.extend((end_ms, float(before[k]), int(node[k])) for k in ended.tolist())
+
+    def needed(self, end_ms: int, nodes: int) -> float:
+        """Return for how many minutes a port must stand out to be more than what comes and goes in this fleet."""
+        while self._ended and end_ms - self._ended[0][0] > SPELLS_MS:
+            self._ended.popleft()
+        usual = len({node for _, _, node in self._ended}) >= max(SPELL_NODES, SPELL_SHARE * nodes)
+        return max(PORT_PERSIST, SPELL_SLACK * max(lasted for _, lasted, _ in self._ended) if usual else 0.0)
+
+    def grow(self, more: int) -> None:
+        """Add ports that follow the known ones."""
+        self.minutes = np.append(self.minutes, np.zeros((len(METRICS), more)), axis=1)
+
+
 class Congestion:
     """Each port's past of every counter in its node's job, and for how many minutes it has stood out; [M, L] or [L]."""
 
@@ -156,7 +207,7 @@ class Congestion:
         self._last, self._last_at_ms = self._newest.copy(), self._at_ms.copy()  # the same a minute ago
         self._mean, self._var, self._count = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         self._risen = np.zeros(shape)  # minutes in a row in which it was over its own past
-        self._alone = np.zeros(shape)  # and over its job's other ports
+        self._alone = Spells(ports)  # and over its job's other ports
         self._faint = FaintRise(ports)
         self._rests: Ints = np.zeros(ports, np.int64)  # minutes in a row in which its node did not work
         self._job: npt.NDArray[np.object_] = np.full(ports, None, object)
@@ -192,14 +243,15 @@ class Congestion:
         known = ~np.isnan(level)
         sigma = np.maximum(np.sqrt(self._var), LEAST_SIGMA)
         away = level - self._mean
+        excess = away - TRAFFIC_POWER * self._faint.more_traffic(carried)
         risen = known & (self._count >= LEARN) & (rate >= LEAST_PER_MINUTE)
-        risen &= away >= np.maximum(math.log(RISE), SIGMAS * sigma)
-        over = risen & (away - self._with_its_job(window, layout, away) >= math.log(RISE)) if risen.any() else risen
+        risen &= excess >= np.maximum(math.log(RISE), SIGMAS * sigma)
+        over = risen & (excess - self._with_its_job(window, layout, excess) >= math.log(RISE)) if risen.any() else risen
         over_siblings, others = _over_siblings(window, layout, rate, carried)
         over_siblings &= (self._count < LEARN) | (away >= math.log(RISE))  # else it has always been so
         over |= over_siblings
         faint = self._faint.add_minute(rate, carried, away, self._count)
-        lasts = np.maximum(self._risen, self._alone) >= LASTS  # what lasts for hours is how it is now
+        lasts = np.maximum(self._risen, self._alone.minutes) >= LASTS  # what lasts for hours is how it is now
         learns = known & ((~risen & ~over_siblings & ~faint) | lasts | (self._faint.minutes >= LASTS))
         share = np.where(learns, np.maximum(1 / (self._count + 1), 1 / FORGET), 0.0)
         rest = np.where(known, away, 0.0)
@@ -208,7 +260,8 @@ class Congestion:
         self._var += share * ((1 - share) * rest * rest - self._var)
         self._mean += share * rest
         self._count += learns
-        self._risen, self._alone = np.where(risen, self._risen + 1, 0), np.where(over, self._alone + 1, 0)
+        self._risen = np.where(risen, self._risen + 1, 0)
+        self._alone.add_minute(over, known.any(axis=0), layout.of_node, window.newest.end_ms)
         return Congested(rate, usual, by_others)
 
     def _works(self, window: Window, layout: PortLayout) -> Bools:
@@ -227,7 +280,7 @@ class Congestion:
         names = np.array([*window.newest.job_names, None], object)[job]
         forgets = (works & (names != self._job)) | (self._rests >= RESTS)
         self._job = np.where(works, names, self._job)
-        for array in (self._mean, self._var, self._count, self._risen, self._alone):
+        for array in (self._mean, self._var, self._count, self._risen, self._alone.minutes):
             array[:, forgets] = 0.0
         self._faint.forget(forgets)
         return np.asarray(works)
@@ -242,7 +295,8 @@ class Congestion:
         self._newest, self._last = wider(self._newest, np.nan), wider(self._last, np.nan)
         self._at_ms, self._last_at_ms = np.append(self._at_ms, nothing), np.append(self._last_at_ms, nothing)
         self._mean, self._var, self._count = (wider(of, 0.0) for of in (self._mean, self._var, self._count))
-        self._risen, self._alone = wider(self._risen, 0.0), wider(self._alone, 0.0)
+        self._risen = wider(self._risen, 0.0)
+        self._alone.grow(more)
         self._faint.grow(more)
         self._rests, self._job = np.append(self._rests, nothing), np.append(self._job, np.full(more, None, object))
 
@@ -262,8 +316,8 @@ class Congestion:
         return result
 
     def _judge(self, window: Window, layout: PortLayout, now: Congested, now_ms: int) -> Iterator[Finding]:
-        lasting = self._alone >= PERSIST
-        risen, alone = (np.asarray((of >= PERSIST).any(axis=0)) for of in (self._risen, self._alone))
+        lasting = self._alone.minutes >= PERSIST
+        risen, alone = (np.asarray((of >= PERSIST).any(axis=0)) for of in (self._risen, self._alone.minutes))
         held: set[tuple[str, str]] = set()
         hot: set[int] = set()
         job, _ = _jobs(window, layout)
@@ -277,28 +331,41 @@ class Congestion:
                 continue
             held.add(("leaf", leaf))
             yield _leaf_finding(window, layout, leaf, mine, self._since("leaf", leaf, window), now_ms)
-        bad = _bad_ports(layout, alone, job, hot) if alone.any() else []
+        bad = self._lasting(_bad_ports(layout, alone, job, hot), layout, job, window) if alone.any() else []
         together = set(self._together(layout, bad))
         if together:
             held.add(("leaf", ""))
             mine = np.array(sorted(together), np.int64)
             yield _leaf_finding(window, layout, "", mine, self._since("leaf", "", window), now_ms)
         for k in [k for k in bad if k not in together]:
-            name = f"{layout.ports[k].node} {layout.ports[k].name}"
+            name = _name(layout, k)
             held.add(("port", name))
             by = np.where(lasting[:, k], now.rate[:, k] / (now.usual[:, k] + 1), -1.0)
             row = int(np.argmax(np.nan_to_num(by, nan=-1.0)))
             where = "on the node's other ports" if now.by_others[row, k] else "before"
             fact = METRICS[row], float(now.rate[row, k]), float(now.usual[row, k]), where
-            yield _port_finding(window, layout, k, fact, self._since("port", name, window), now_ms)
+            minutes = int(self._alone.minutes[:, k].max())
+            yield _port_finding(window, layout, k, fact, self._since("port", name, window, minutes), now_ms)
         self._since_ms = {key: ms for key, ms in self._since_ms.items() if key in held}
 
-    def _since(self, what: str, name: str, window: Window) -> int:
-        return self._since_ms.setdefault((what, name), window.newest.end_ms - PERSIST * MINUTE_MS)
+    def _since(self, what: str, name: str, window: Window, minutes: int = PERSIST) -> int:
+        return self._since_ms.setdefault((what, name), window.newest.end_ms - minutes * MINUTE_MS)
+
+    def _lasting(self, bad: list[int], layout: PortLayout, job: Ints, window: Window) -> list[int]:
+        """Return those of the bad ports that have stood out for long enough; reported ones stay."""
+        needed = self._alone.needed(window.newest.end_ms, window.index.node_count)
+        of_node, of_job = np.bincount(layout.of_node), np.bincount(job + 1)
+        result = []
+        for k in bad:
+            lone = of_node[layout.of_node[k]] == 1 and (job[k] < 0 or of_job[job[k] + 1] < LEAST_PORTS)
+            least = max(needed, LONE_PERSIST) if lone else needed
+            if ("port", _name(layout, k)) in self._since_ms or self._alone.minutes[:, k].max() >= least:
+                result.append(k)
+        return result
 
     def _together(self, layout: PortLayout, bad: list[int]) -> list[int]:
         """Return those of the bad ports that rose in the same minutes, if they are on several nodes."""
-        since = self._alone[:, bad].max(axis=0) if bad else np.zeros(0)
+        since = self._alone.minutes[:, bad].max(axis=0) if bad else np.zeros(0)
         for minutes in np.unique(since).tolist():
             same = [k for k, own in zip(bad, since.tolist(), strict=True) if abs(own - minutes) <= 1]
             if len({layout.ports[k].node for k in same}) >= LEAF_NODES:
@@ -334,6 +401,10 @@ class Congestion:
             least = np.median if in_use is not None else np.min  # few events are not in every minute
             if _not_of_one_job(mine, risen, job) or least(minutes[:, over].max(axis=0)) >= ONE_JOB_PERSIST:
                 yield leaf, over
+
+
+def _name(layout: PortLayout, k: int) -> str:
+    return f"{layout.ports[k].node} {layout.ports[k].name}"
 
 
 def _not_of_one_job(mine: Ints, risen: Bools, job: Ints) -> bool:
