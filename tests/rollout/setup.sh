@@ -7,11 +7,10 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
 fi
 missing=()
 command -v systemd-nspawn >/dev/null || missing+=(systemd-container)
-command -v debootstrap >/dev/null || missing+=(debootstrap)
+command -v mmdebstrap >/dev/null || missing+=(mmdebstrap)
 command -v ssh >/dev/null || missing+=(openssh-client)
 command -v git >/dev/null || missing+=(git)
 # For images, and the pods made of them.
-command -v mmdebstrap >/dev/null || missing+=(mmdebstrap)
 command -v buildah >/dev/null || missing+=(buildah)
 command -v podman >/dev/null || missing+=(podman)
 command -v runc >/dev/null || missing+=(runc)

@@ -19,7 +19,7 @@ CACHE = Path("/var/cache/drover-testbed/hosts")
 TEMPLATE = CACHE / "template"
 PACKAGES = "systemd,systemd-sysv,dbus,python3,python3-venv,openssh-server,iproute2"
 DROP_IN = "etc/systemd/system/drover-agent.service.d/nvml.conf"
-BUILD_S, BOOT_S, STOP_S = 900, 60, 30
+BUILD_S, BOOT_S, STOP_S = 1800, 60, 30
 
 
 def template() -> Path:
@@ -27,7 +27,7 @@ def template() -> Path:
     if not (TEMPLATE / ".complete").exists():
         shutil.rmtree(TEMPLATE, ignore_errors=True)
         TEMPLATE.parent.mkdir(parents=True, exist_ok=True)
-        command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(TEMPLATE)]
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(TEMPLATE)]
         subprocess.run(command, check=True, timeout=BUILD_S, stdout=subprocess.DEVNULL)
         (TEMPLATE / ".complete").touch()
     return TEMPLATE
