@@ -59,11 +59,12 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield running
 
 
-def write(folder: Path, node: str, answer: str, age_s: float = 0.0) -> None:
+def write(folder: Path, node: str, answer: str, age_s: float = 0.0, closed_by: str = "") -> None:
     """Write what the agent of a node would have received."""
     known = {
         "received_s": time.clock_gettime(time.CLOCK_BOOTTIME) - age_s, "answer": answer,
         "text": CAUSE.format(node=node), "incident": f"inc-{node}", "mode": "enforce",
+        "closed_by": closed_by,
     }  # fmt: skip
     head = {"format": 1, "node": node, "boot": BOOT, "unanswered": "open", "age_s": 3600.0}
     whole = folder / f"{node}.new"
@@ -133,5 +134,18 @@ def test_an_epilog_probes_after_the_job_and_a_machine_without_gpus_says_so(slurm
 def test_a_node_that_was_put_back_while_its_agent_was_away_gets_jobs_and_is_not_drained_again(slurm: Slurm) -> None:
     write(slurm.folder, "gpu04", "refuse", age_s=600)
     job = slurm.submit("sleep 3", "-w", "gpu04")  # meanwhile the health check runs too, each second
+    slurm.wait_for(job, "COMPLETED")
+    assert "DRAIN" not in states(slurm, "gpu04")
+
+
+def test_a_node_that_drover_put_back_a_moment_ago_runs_its_first_job_and_stays_in_service(slurm: Slurm) -> None:
+    """Slurm begins a job at once, before the node's agent has heard of the return."""
+    for node in NODES:
+        write(slurm.folder, node, "pass")
+    client = Scontrol(SlurmConfig(conf=f"{slurm.folder}/slurm.conf"))
+    client.update("gpu04", state="drain", reason="drover:inc-gpu04: xid_79")
+    write(slurm.folder, "gpu04", "refuse", closed_by="slurm")
+    job = slurm.submit("sleep 3", "-w", "gpu04")
+    client.update("gpu04", state="undrain")
     slurm.wait_for(job, "COMPLETED")
     assert "DRAIN" not in states(slurm, "gpu04")
