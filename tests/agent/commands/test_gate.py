@@ -224,8 +224,8 @@ def node_with_gpus(folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def serve(folder: Path, *, answers: bool) -> threading.Thread:
-    """Be the probe service for one request."""
+def serve(folder: Path, *, answers: str) -> threading.Thread:
+    """Be the probe service for one request. `answers`: the content of its result; "": it gives none."""
 
     def take() -> None:
         waiting, deadline_s = folder / "requests", time.monotonic() + 100
@@ -234,7 +234,7 @@ def serve(folder: Path, *, answers: bool) -> threading.Thread:
                 read_ask(found[0]).check()
                 taken = found[0].rename(folder / "taken" / found[0].name)
                 if answers:
-                    (folder / "results" / taken.name).write_text("{}")
+                    (folder / "results" / taken.name).write_text(answers)
                     taken.unlink()
                 return
             time.sleep(0.01)
@@ -254,9 +254,16 @@ def test_without_a_gpu_the_deep_form_says_so_and_passes_at_once(
     assert list((tmp_path / "probes/requests").iterdir()) == []
 
 
-@pytest.mark.parametrize(("answers", "says"), [(True, "pass: probed: the result goes"), (False, "pass: probes still")])
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        ('{"id": "r", "end": "done", "detail": ""}', "pass: probed: the result goes"), ("", "pass: probes still"),
+        ('{"id": "r", "end": "refused", "detail": "GPU 3: held by process 7"}', "pass: not probed: GPU 3: held by pro"),
+        ("half wr", "pass: probed: the result goes"),
+    ],
+)  # fmt: skip
 def test_the_deep_form_asks_the_probe_service_and_waits_no_longer_than_its_budget(
-    answers: bool, says: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    answers: str, says: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words, served = node_with_gpus(tmp_path), serve(tmp_path / "probes", answers=answers)
     assert main(words) == 0
