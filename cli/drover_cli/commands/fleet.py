@@ -6,7 +6,7 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -94,6 +94,7 @@ def _discover(args: argparse.Namespace) -> int:
     reporting, others = [] if args.offline else _reporting(args), _others(args)
     nodes = _writable(_merged(reporting, others))
     _say_counts_differ(reporting, others)
+    _say_two_names(nodes)
     if args.new:
         fresh = {row.name for row in reporting if not row.in_file}
         nodes = {name: found for name, found in nodes.items() if name in fresh}
@@ -160,6 +161,18 @@ def _say_counts_differ(reporting: list[pb.ReportingNode], others: Nodes) -> None
     if odd:
         more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
         print(f"counts of GPUs differ, the one that reports is written: {', '.join(odd[:5])}{more}", file=sys.stderr)
+
+
+def _say_two_names(nodes: Iterable[str]) -> None:
+    """Name nodes that stand there twice, by a short and a full name: the one that no agent uses would be silent."""
+    known = set(nodes)
+    twice = sorted(f"{short} and {name}" for name in known if (short := name.partition(".")[0]) in known - {name})
+    if twice:
+        more = f" and {len(twice) - 5} more" if len(twice) > 5 else ""
+        print(
+            f"one node by two names? {', '.join(twice[:5])}{more}: keep the one that its agent and its scheduler use",
+            file=sys.stderr,
+        )
 
 
 def _reporting(args: argparse.Namespace) -> list[pb.ReportingNode]:

@@ -211,6 +211,17 @@ def test_odd_names_and_counts_still_make_a_file_that_is_read(
     assert "more than 255 GPUs, so unknown: 'n2'" in said
 
 
+def test_a_node_that_agent_and_scheduler_call_differently_is_named(
+    fleet: list[pb.ReportingNode], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both would stand in the file, and the one that no agent uses would be silent for ever."""
+    (tmp_path / "slurm").write_text(SCONTROL.replace("r01n02", "r01n02.example.org"))
+    assert main(["fleet", "discover", "--slurm", str(tmp_path / "slurm")]) == 0
+    said = capsys.readouterr()
+    assert 'names = "r01n02.example.org"' in said.out
+    assert "one node by two names? r01n02 and r01n02.example.org: keep the one" in said.err
+
+
 def test_what_is_appended_begins_on_a_line_of_its_own(
     fleet: list[pb.ReportingNode], capsys: pytest.CaptureFixture[str]
 ) -> None:
