@@ -141,7 +141,7 @@ def test_a_node_that_was_put_back_while_its_agent_was_away_gets_jobs_and_is_not_
 
 
 def test_a_node_that_drover_put_back_a_moment_ago_runs_its_first_job_and_stays_in_service(slurm: Slurm) -> None:
-    """Slurm begins a job at once, before the node's agent has heard of the return."""
+    """Slurm begins a job at once, before the node's agent has received that it is back."""
     for node in NODES:
         write(slurm.folder, node, "pass")
     client = Scontrol(SlurmConfig(conf=f"{slurm.folder}/slurm.conf"))

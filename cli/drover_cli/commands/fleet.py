@@ -152,7 +152,7 @@ def _other_count(row: pb.ReportingNode, says: Found | None) -> str:
 
 
 def _say_counts_differ(reporting: list[pb.ReportingNode], others: Nodes) -> None:
-    """Name new nodes of which a GPU may be lost: a file with the agents' count would never miss it."""
+    """Name new nodes that may have lost a GPU: a file with the agents' count would never miss it."""
     odd = [
         f"{row.name!a} ({row.gpus_reported} report, {said})"
         for row in reporting

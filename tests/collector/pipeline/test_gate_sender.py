@@ -77,9 +77,9 @@ async def test_one_that_does_not_judge_says_nothing(store: Store) -> None:
 
 
 @in_loop
-@pytest.mark.parametrize(("ceiling", "told"), [("enforce", ("refuse", "slurm")), ("observe", ("observe", "slurm"))])
+@pytest.mark.parametrize(("ceiling", "sent"), [("enforce", ("refuse", "slurm")), ("observe", ("observe", "slurm"))])
 async def test_of_a_node_that_is_out_the_gate_learns_which_scheduler_has_closed_it(
-    ceiling: str, told: tuple[str, str], store: Store
+    ceiling: str, sent: tuple[str, str], store: Store
 ) -> None:
     """That one says so too, and knows first when the node is back. In observe mode no gate refuses anything."""
     store.outages.write([NodeOutage("n1", Health.VALIDATING, T0, "inc1", "xid_79 on n1")])
@@ -92,7 +92,7 @@ async def test_of_a_node_that_is_out_the_gate_learns_which_scheduler_has_closed_
     async with running(pipeline):
         stream = Stream("n1")
         await GateSender(pipeline, lambda: [stream]).send_due()
-        assert [(message.answer, message.closed_by) for message in stream.whole] == [told]
+        assert [(message.answer, message.closed_by) for message in stream.whole] == [sent]
 
 
 @in_loop
