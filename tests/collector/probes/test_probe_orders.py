@@ -120,6 +120,9 @@ async def test_probes_that_a_node_ran_after_a_job_are_judged_although_nobody_ask
         await until(lambda: "other-3" not in at.desk.orders.answered and not at.desk.orders._of_gates, "they came")
         assert [o.id for o in at.desk.orders.open_orders()] == []
         assert len(at.verdicts) == judged
+        at.collector.now_ms -= 3_600_000  # the clock is set back: half a minute is not an hour and a half minute
+        await answer(closing("gate-3"))
+        await until(lambda: not at.desk.orders._of_gates and len(at.verdicts) > judged, "it is judged")
 
 
 @in_loop
