@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from drover_collector.actions.actuators import Actuators
+from drover_collector.actions.actuators import Actuators, make_actuators
 from drover_collector.actions.context import ActionContext
 from drover_collector.actions.dispatcher import ActionDispatcher
 from drover_collector.actions.outage_store import OutageStore
-from drover_collector.actions.settings import ActConfig
+from drover_collector.actions.settings import ActConfig, KubernetesConfig, SlurmConfig
 from drover_collector.notify import Outbox
 from drover_collector.pipeline import gate_sender
 from drover_collector.pipeline.action_review import ActionReview
@@ -93,6 +93,17 @@ async def test_of_a_node_that_is_out_the_gate_learns_which_scheduler_has_closed_
         stream = Stream("n1")
         await GateSender(pipeline, lambda: [stream]).send_due()
         assert [(message.answer, message.closed_by) for message in stream.whole] == [sent]
+
+
+@pytest.mark.parametrize("mode", ["observe", "enforce"])
+def test_a_nodes_scheduler_is_known_in_observe_mode_too(mode: str) -> None:
+    """What was drained before the mode was set is out of service still."""
+    config = ActConfig(
+        mode=mode, slurm=SlurmConfig(enabled=True, pools=("p",)),
+        kubernetes=KubernetesConfig(enabled=True, pools=("q",)),
+    )  # fmt: skip
+    actuators = make_actuators(config, index_of().spec)
+    assert (actuators.scheduler("n1"), actuators.scheduler("elsewhere")) == ("slurm", "")
 
 
 @in_loop
