@@ -408,7 +408,8 @@ def maintenance_events(
 
     def marks() -> Marks:
         nodes = api.nodes()
-        return marks_of(conditions.through(nodes) if conditions is not None else nodes, taints, types, kept_closed)
+        listed = conditions.through(nodes) if conditions is not None else nodes
+        return marks_of(listed, taints, types, kept_closed, pipeline.index.spec.by_name)
 
     return MaintenanceEvents(events, pipeline, marks)
 

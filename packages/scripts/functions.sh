@@ -51,16 +51,21 @@ before_upgrade() {
     fi
 }
 
+# A package that is half configured stops each later run of apt on the node; its unit goes on trying to start.
+say_not_started() {
+    echo "$NAME: $SERVICE did not start with the new files; journalctl -u $SERVICE says why" >&2
+}
+
 # What ran before runs again with the new files; what did not run stays so.
 after_upgrade() {
     if booted_with_systemd; then
         systemctl daemon-reload
         if [ -e "/run/$NAME.was-running" ]; then
             rm "/run/$NAME.was-running"
-            systemctl start "$SERVICE"
+            systemctl start "$SERVICE" || say_not_started
         else
             # shellcheck disable=SC2086  # several units
-            systemctl try-restart $UNITS
+            systemctl try-restart $UNITS || say_not_started
         fi
     fi
 }

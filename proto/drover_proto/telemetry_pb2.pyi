@@ -876,6 +876,7 @@ class GateVerdict(_message.Message):
     INCIDENT_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     TS_MS_FIELD_NUMBER: _builtins.int
+    CLOSED_BY_FIELD_NUMBER: _builtins.int
     answer: _builtins.str
     """pass, refuse, observe, held, asked"""
     text: _builtins.str
@@ -885,6 +886,8 @@ class GateVerdict(_message.Message):
     """observe, approve, enforce: the strongest in force"""
     ts_ms: _builtins.int
     """the collector's clock"""
+    closed_by: _builtins.str
+    """the scheduler that Drover has closed the node in, such as slurm; empty: in none yet"""
     def __init__(
         self,
         *,
@@ -893,10 +896,11 @@ class GateVerdict(_message.Message):
         incident: _builtins.str = ...,
         mode: _builtins.str = ...,
         ts_ms: _builtins.int = ...,
+        closed_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "incident", b"incident", "mode", b"mode", "text", b"text", "ts_ms", b"ts_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "closed_by", b"closed_by", "incident", b"incident", "mode", b"mode", "text", b"text", "ts_ms", b"ts_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

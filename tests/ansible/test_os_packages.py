@@ -151,6 +151,32 @@ def purge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Purge:
     return Purge(tmp_path, tree.script(tree.PACKAGES[0], "deb", "postrm"))
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_service_that_does_not_start_after_an_upgrade_leaves_no_package_half_configured(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its unit goes on trying. dpkg would refuse each later apt-get on that node, also the one that mends it."""
+    tree = module("tree", monkeypatch)
+    package = tree.PACKAGES[number]
+    text = tree.script(package, "deb", "postinst")
+    for top in ("/etc/", "/var/", "/opt/", "/run/"):
+        text = text.replace(top, f"{tmp_path}{top}")
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    (tmp_path / f"run/{package.full}.was-running").touch()
+    (tmp_path / "bin").mkdir()
+    programs = {"systemctl": '[ "$1" = daemon-reload ]', "systemd-sysusers": "cat", "systemd-tmpfiles": ":"}
+    for name, line in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "postinst").write_text(text)
+    for _ in ("it ran before", "it was restarted in place"):
+        done = subprocess.run(
+            ["sh", str(tmp_path / "postinst"), "configure", "0.1.9"], check=False, capture_output=True, text=True,
+            env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"},
+        )  # fmt: skip
+        assert (done.returncode, f"journalctl -u {package.service}" in done.stderr) == (0, True), done.stderr
+
+
 def test_a_purge_of_the_last_package_removes_settings_data_and_the_user(purge: Purge) -> None:
     purge.run()
     assert not purge.has("etc/drover") and not purge.has("var/lib/drover")

@@ -71,3 +71,22 @@ def test_services_are_not_root_and_nobody_gets_a_token_unasked() -> None:
             assert pod["securityContext"]["runAsNonRoot"] is True
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
             assert mounts["tmp"] == "/tmp"
+
+
+@pytest.mark.parametrize(
+    ("labels", "runs"),
+    [({"nvidia.com/gpu.present": "true"}, True), ({"nvidia.com/gpu.present": "false"}, True), ({"rack": "r1"}, False)],
+)
+def test_an_agent_stays_where_the_gpu_operator_finds_no_gpu_any_more(labels: dict[str, str], runs: bool) -> None:
+    """The operator resets its label to "false" on a node that has lost its GPUs (its tests of the label say so)."""
+    (document,) = yaml.safe_load_all((DEPLOY / "base/agent/daemonset.yaml").read_text("utf-8"))
+    pod = document["spec"]["template"]["spec"]
+    wanted = [{"key": key, "operator": "In", "values": [value]} for key, value in pod.get("nodeSelector", {}).items()]
+    terms = pod.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
+    for term in terms.get("nodeSelectorTerms", ()):
+        wanted += term["matchExpressions"]
+    assert {each["operator"] for each in wanted} <= {"In", "Exists"}
+    assert (
+        all(each["key"] in labels and labels[each["key"]] in each.get("values", labels.values()) for each in wanted)
+        is runs
+    )

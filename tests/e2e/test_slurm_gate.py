@@ -21,6 +21,8 @@ pytestmark = pytest.mark.system
 
 NODES = ("gpu01", "gpu02", "gpu03", "gpu04")
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+CHECKED_S = 20  # on four nodes at once; a slow machine does not end as many processes each second as 1 would start
+LONGER = f"sleep {CHECKED_S + 5}"  # a job in which each node is checked
 CAUSE = "drain {node} for xid/xid_79"
 PROGRAM = """#!/bin/sh
 export SLURM_CONF={folder}/slurm.conf PYTHONPATH={path}
@@ -52,18 +54,19 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         "PrologFlags=Alloc",
         f"HealthCheckProgram={folder}/health",
     ]
-    settings += ["HealthCheckInterval=1", "HealthCheckNodeState=ANY"]
+    settings += [f"HealthCheckInterval={CHECKED_S}", "HealthCheckNodeState=ANY"]
     for node in NODES:
         write(folder, node, "pass")
     with running_slurm(folder, NODES, settings=settings) as running:
         yield running
 
 
-def write(folder: Path, node: str, answer: str, age_s: float = 0.0) -> None:
+def write(folder: Path, node: str, answer: str, age_s: float = 0.0, closed_by: str = "") -> None:
     """Write what the agent of a node would have received."""
     known = {
         "received_s": time.clock_gettime(time.CLOCK_BOOTTIME) - age_s, "answer": answer,
         "text": CAUSE.format(node=node), "incident": f"inc-{node}", "mode": "enforce",
+        "closed_by": closed_by,
     }  # fmt: skip
     head = {"format": 1, "node": node, "boot": BOOT, "unanswered": "open", "age_s": 3600.0}
     whole = folder / f"{node}.new"
@@ -132,6 +135,19 @@ def test_an_epilog_probes_after_the_job_and_a_machine_without_gpus_says_so(slurm
 
 def test_a_node_that_was_put_back_while_its_agent_was_away_gets_jobs_and_is_not_drained_again(slurm: Slurm) -> None:
     write(slurm.folder, "gpu04", "refuse", age_s=600)
-    job = slurm.submit("sleep 3", "-w", "gpu04")  # meanwhile the health check runs too, each second
+    job = slurm.submit(LONGER, "-w", "gpu04")  # meanwhile the health check runs too
+    slurm.wait_for(job, "COMPLETED")
+    assert "DRAIN" not in states(slurm, "gpu04")
+
+
+def test_a_node_that_drover_put_back_a_moment_ago_runs_its_first_job_and_stays_in_service(slurm: Slurm) -> None:
+    """Slurm begins a job at once, before the node's agent has received that it is back."""
+    for node in NODES:
+        write(slurm.folder, node, "pass")
+    client = Scontrol(SlurmConfig(conf=f"{slurm.folder}/slurm.conf"))
+    client.update("gpu04", state="drain", reason="drover:inc-gpu04: xid_79")
+    write(slurm.folder, "gpu04", "refuse", closed_by="slurm")
+    job = slurm.submit(LONGER, "-w", "gpu04")
+    client.update("gpu04", state="undrain")
     slurm.wait_for(job, "COMPLETED")
     assert "DRAIN" not in states(slurm, "gpu04")

@@ -23,6 +23,8 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 SCONTROL_S = 10.0  # for one answer of slurmctld
 REASON_CHARS = 200
 DEEP_S = 30.0
+OLD = "its last verdict is old, and Slurm has {node} in service"
+BACK = "Slurm has {node} in service again"
 HELP = """usage: drover-agent gate [--file FILE] [--drain] [--deep [--seconds S]]
 
 Says in one line whether a job may begin on this node: exit status 0, it may; 1, it is refused.
@@ -49,11 +51,11 @@ class Answer:
         refused: the job must not begin here.
         plain: nothing is known against the node: not worth a line in the system's log.
         reason: what the scheduler shows if the node is drained for it.
-        stale: it refuses by a verdict that was not repeated lately: the node may have been put back since.
+        yields: it refuses, and the node may have been put back since; then Slurm's word counts, and this says why.
     """
 
-    def __init__(self, refused: bool, text: str, plain: bool = False, reason: str = "", stale: bool = False) -> None:
-        self.refused, self.text, self.plain, self.reason, self.stale = refused, text, plain, reason, stale
+    def __init__(self, refused: bool, text: str, plain: bool = False, reason: str = "", yields: str = "") -> None:
+        self.refused, self.text, self.plain, self.reason, self.yields = refused, text, plain, reason, yields
 
 
 def run(arguments: list[str]) -> int:
@@ -83,9 +85,8 @@ def _run(arguments: list[str]) -> int:
     found, trouble = read(options["--file"])
     answer = judge(found, time.clock_gettime(time.CLOCK_BOOTTIME)) if found else Answer(False, f"pass: {trouble}")
     node = os.environ.get("SLURMD_NODENAME") or str(found.get("node", ""))
-    if answer.stale and ("--drain" in flags or "SLURMD_NODENAME" in os.environ) and _in_service(node):
-        text = f"pass: its last verdict is old ({answer.text}), and Slurm has {node} in service"
-        answer = Answer(False, text)
+    if answer.yields and ("--drain" in flags or "SLURMD_NODENAME" in os.environ) and _in_service(node):
+        answer = Answer(False, f"pass: {answer.yields.format(node=node)} ({answer.text})")
     _say(answer)
     if not answer.refused:
         if "--deep" in flags:
@@ -150,7 +151,9 @@ def _of_verdict(verdict: dict[str, object], when: str) -> Answer:
     match verdict["answer"]:
         case "refuse":
             reason = f"drover:{incident or 'hand'}: {text}"
-            return Answer(True, f"refused{when}: {about}", reason=reason, stale=bool(when))
+            # What Drover closed in Slurm itself, Slurm opens a moment before the collector can say so.
+            yields = OLD if when else BACK if verdict.get("closed_by") == "slurm" else ""
+            return Answer(True, f"refused{when}: {about}", reason=reason, yields=yields)
         case "observe":
             return Answer(False, f"pass{when}: in observe mode; would refuse this job: {about}")
         case "held":

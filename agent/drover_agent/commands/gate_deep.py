@@ -18,6 +18,7 @@ from pathlib import Path
 
 PREFIX = "gate-"  # of a request's id; the collector judges results of such requests although it asked for none
 POLL_S = 0.1
+PROBED = "probed: the result goes to the collector"
 SPOOL = "/var/lib/drover/agent"
 
 
@@ -42,17 +43,26 @@ def after_job(seconds: float, spool: str = SPOOL, proc_root: str = "/proc") -> s
     begun = False
     while time.monotonic() < deadline_s:
         if (results / name).exists():
-            return "probed: the result goes to the collector"
+            return _said(results / name)
         if (taken / name).exists():
             begun = True
         elif begun and not (waiting / name).exists():
-            return "probed: the result goes to the collector"  # the agent has it already
+            return PROBED  # the agent has it already
         time.sleep(POLL_S)
     try:
         (waiting / name).unlink()
     except FileNotFoundError:
         return f"probes still run after {seconds:g} s; they give way to a job, and the result goes to the collector"
     return f"not probed: no probe service took the request within {seconds:g} s; is drover-probe.path enabled?"
+
+
+def _said(result: Path) -> str:
+    """Return what a result says; the agent may take it meanwhile."""
+    try:
+        found = json.loads(result.read_bytes())
+        return f"not probed: {found['detail']}" if found["end"] == "refused" else PROBED
+    except (OSError, ValueError, TypeError, KeyError):
+        return PROBED
 
 
 def _put(folder: Path, name: str, content: dict[str, object]) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from drover_agent.probes import Level, eligible, hold, plan, trying
-from drover_agent.probes.exchange import JOB, ExchangeFolder, Outcome, ProbeAnswer, ProbeAsk, is_id, read_ask
+from drover_agent.probes.exchange import AFTER_JOB, JOB, ExchangeFolder, Outcome, ProbeAnswer, ProbeAsk, is_id, read_ask
 from drover_agent.probes.inlet import inlet_c
 from drover_agent.probes.runner import Report, Request, Runner
 
@@ -143,6 +143,10 @@ class Service:
         if named or (found.gpus and not gpus):
             slot = named[0] if named else next(iter(left_out))
             return refused(Outcome.REFUSED, f"GPU {slot}: {left_out[slot]}")
+        if ask.id.startswith(AFTER_JOB) and left_out:
+            # Figures taken next to another job's traffic would prove a healthy GPU slow.
+            slot, why = next(iter(left_out.items()))
+            return refused(Outcome.REFUSED, f"GPU {slot}: {why}; after a job a node is probed as a whole")
         if ask.group is not None and left_out:  # its nodes must all be alike
             slot, why = next(iter(left_out.items()))
             return refused(Outcome.REFUSED, f"GPU {slot}: {why}; a group has all GPUs of its nodes")

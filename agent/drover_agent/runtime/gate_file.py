@@ -81,6 +81,7 @@ class GateFile:
             "text": verdict.text[:MAX_TEXT],
             "incident": verdict.incident[:MAX_TEXT],
             "mode": verdict.mode[:MAX_TEXT],
+            "closed_by": verdict.closed_by[:MAX_TEXT],
         }
         self._faults = [fault for fault in self._faults if fault[0] > now_s - FRESH_S]
         self.write()
@@ -138,6 +139,7 @@ def _verdict(found: dict[str, object], now_s: float) -> dict[str, object] | None
         TypeError, ValueError, KeyError, OverflowError: it is not of the written form.
     """
     texts = {key: str(found[key])[:MAX_TEXT] for key in ("answer", "text", "incident", "mode")}
+    texts["closed_by"] = str(found.get("closed_by", ""))[:MAX_TEXT]  # agents of version 0.1 do not write it
     received_s = float(str(found["received_s"]))
     return {"received_s": received_s, **texts} if 0 <= received_s <= now_s else None
 

@@ -6,7 +6,7 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -91,8 +91,10 @@ def _adopt(args: argparse.Namespace) -> int:
 def _discover(args: argparse.Namespace) -> int:
     from drover_cli.fleet.files import tables
 
-    reporting = [] if args.offline else _reporting(args)
-    nodes = _writable(_merged(reporting, _others(args)))
+    reporting, others = [] if args.offline else _reporting(args), _others(args)
+    nodes = _writable(_merged(reporting, others))
+    _say_counts_differ(reporting, others)
+    _say_two_names(nodes)
     if args.new:
         fresh = {row.name for row in reporting if not row.in_file}
         nodes = {name: found for name, found in nodes.items() if name in fresh}
@@ -140,6 +142,37 @@ def _writable(nodes: Nodes) -> Nodes:
         for name, found in nodes.items()
         if name not in gone
     }
+
+
+def _other_count(row: pb.ReportingNode, says: Found | None) -> str:
+    """Return what others say of a node's GPUs, if it is not what its agent counts; "": it is, or they do not know."""
+    if not row.gpus_reported or says is None or says.gpus in (None, 0, row.gpus_reported):
+        return ""
+    return f"{says.gpus} by a scheduler or inventory"
+
+
+def _say_counts_differ(reporting: list[pb.ReportingNode], others: Nodes) -> None:
+    """Name new nodes that may have lost a GPU: a file with the agents' count would never miss it."""
+    odd = [
+        f"{row.name!a} ({row.gpus_reported} report, {said})"
+        for row in reporting
+        if not row.in_file and (said := _other_count(row, others.get(row.name)))
+    ]
+    if odd:
+        more = f" and {len(odd) - 5} more" if len(odd) > 5 else ""
+        print(f"counts of GPUs differ, the one that reports is written: {', '.join(odd[:5])}{more}", file=sys.stderr)
+
+
+def _say_two_names(nodes: Iterable[str]) -> None:
+    """Name nodes that stand there twice, by a short and a full name: the one that no agent uses would be silent."""
+    known = set(nodes)
+    twice = sorted(f"{short} and {name}" for name in known if (short := name.partition(".")[0]) in known - {name})
+    if twice:
+        more = f" and {len(twice) - 5} more" if len(twice) > 5 else ""
+        print(
+            f"one node by two names? {', '.join(twice[:5])}{more}: keep the one that its agent and its scheduler use",
+            file=sys.stderr,
+        )
 
 
 def _reporting(args: argparse.Namespace) -> list[pb.ReportingNode]:
@@ -247,7 +280,9 @@ def _diff(args: argparse.Namespace) -> int:
 def _differences(row: pb.ReportingNode, says: Found | None, now_ms: int) -> Iterator[Difference]:
     if not row.in_file:
         count = f"{row.gpus_reported} GPUs" if row.gpus_reported else "no GPU known"
-        yield Difference(row.name, "node", "-", f"it reports: {count} {_sku(row.model)}".rstrip())
+        other = _other_count(row, says)
+        text = f"it reports: {count} {_sku(row.model)}".rstrip()
+        yield Difference(row.name, "node", "-", f"{text}; {other}" if other else text)
         return
     if row.adopted:
         yield Difference(row.name, "node", "-", "adopted; add it to the fleet file when you next change that")

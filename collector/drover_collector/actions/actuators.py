@@ -28,6 +28,7 @@ class Actuators:
     Attributes:
         of: the actuator that has a node; None: no actuator has it, so nothing can be done to it.
         nodes: of the fleet, whose state is surveyed no matter who closed them.
+        scheduler: the name of the actuator that has a node, or would have it in a mode that acts; "": none.
         gpu_hindrance: why the scheduler of a node cannot take out one GPU alone; "": it can. In observe mode too.
     """
 
@@ -35,6 +36,7 @@ class Actuators:
     of: Callable[[str], Actuator | None] = lambda _: None
     nodes: tuple[str, ...] = ()
     gpu_hindrance: Callable[[str], str] = lambda _: ""
+    scheduler: Callable[[str], str] = lambda _: ""
 
 
 def make_actuators(config: ActConfig, spec: FleetSpec) -> Actuators:
@@ -48,12 +50,14 @@ def make_actuators(config: ActConfig, spec: FleetSpec) -> Actuators:
             return None
         return next((a for a in made if not pools[a.name] or place.pool in pools[a.name]), None)
 
-    def gpu_hindrance(node: str) -> str:
+    def scheduler(node: str) -> str:
         place = spec.by_name.get(node)
-        named = [name for name, its in pools.items() if not its or (place is not None and place.pool in its)]
-        return NO_SINGLE_GPU.get(named[0], "") if named else ""
+        return next((n for n, its in pools.items() if not its or (place is not None and place.pool in its)), "")
 
-    return Actuators(tuple(made), of, tuple(node.name for node in spec.nodes), gpu_hindrance)
+    def gpu_hindrance(node: str) -> str:
+        return NO_SINGLE_GPU.get(scheduler(node), "")
+
+    return Actuators(tuple(made), of, tuple(node.name for node in spec.nodes), gpu_hindrance, scheduler)
 
 
 def _actuators(config: ActConfig) -> list[Actuator]:

@@ -31,6 +31,7 @@ class OutageStore:
         self.lock = threading.RLock()
         self._store = store
         self._closings: dict[str, Action] = {}  # by id: drains and isolations that have not ended
+        self._held: dict[str, tuple[str, str]] = {}  # id of a closing -> its node, and why the guard holds it back
         self._requested: dict[str, None] = {}  # nodes
         self._subscribers: list[Callable[[Outages], None]] = []
 
@@ -63,10 +64,19 @@ class OutageStore:
     def end_closing(self, action: Action) -> None:
         """Call this after the outage is set, so that the node counts without a gap."""
         self._closings.pop(action.id, None)
+        self._held.pop(action.id, None)
+
+    def note_held(self, action: Action, why: str) -> None:
+        """Note what the guard said right before a closing; "": it let the node go."""
+        if why and action.action in CLOSINGS:
+            self._held[action.id] = action.node, why
+        else:
+            self._held.pop(action.id, None)
 
     def clear_closings(self) -> None:
         """Forget what waits: this collector no longer acts."""
         self._closings.clear()
+        self._held.clear()
 
     @contextmanager
     def requested(self, node: str) -> Iterator[None]:
@@ -84,6 +94,11 @@ class OutageStore:
     def leaving(self) -> set[str]:
         """Nodes that are to be taken out and are not out yet: their scheduler is slow, or does not answer."""
         return {action.node for action in list(self._closings.values())}
+
+    @property
+    def held(self) -> dict[str, str]:
+        """Nodes that were to be taken out, and that the guard held back when it was asked again, each with why."""
+        return dict(list(self._held.values()))
 
     def out_or_leaving(self) -> set[str]:
         """Return the nodes that are out, leaving, or requested."""

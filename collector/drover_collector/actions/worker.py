@@ -418,7 +418,9 @@ class Worker:
             return
         self._reconciler.survey(SURVEY_S)
         later = self._context.outages.leaving_after(action) | self._context.gpus.leaving_after(action)
-        if why := self._context.detection.why_held(action, later):
+        why = self._context.detection.why_held(action, later)
+        self._context.outages.note_held(action, why)
+        if why:
             raise LaterError(f"the guard holds it back: {why}")
 
     def _refuse_busy_node(self, action: Action) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from drover_collector.pipeline.pipeline import Pipeline
-from drover_collector.policy.gate import NOTHING_KNOWN, GateVerdict, gate_verdicts, of_outages
+from drover_collector.policy.gate import NOTHING_KNOWN, GateVerdict, gate_verdicts, in_mode, of_outages
 from drover_collector.policy.policy import least_mode
 from drover_collector.store import StoreError
 from drover_proto import telemetry_pb2 as pb
@@ -67,17 +67,19 @@ class GateSender:
         before, self._sent = self._sent, {}
         for stream in self._streams():
             node = stream.node
-            verdict, last = found.get(node, NOTHING_KNOWN), before.get(node)
+            verdict, last = in_mode(found.get(node, NOTHING_KNOWN), mode), before.get(node)
             if last is not None and last[:3] == (stream, verdict, mode) and now_s < last[3]:
                 self._sent[node] = last
-            elif left > 0 and stream.try_send(pb.CollectorMessage(gate_verdict=self._message(verdict, mode))):
+            elif left > 0 and stream.try_send(pb.CollectorMessage(gate_verdict=self._message(node, verdict, mode))):
                 left -= 1
                 self._sent[node] = stream, verdict, mode, now_s + random.uniform(0.7, 1.0) * REPEAT_S
 
-    def _message(self, verdict: GateVerdict, mode: str) -> pb.GateVerdict:
+    def _message(self, node: str, verdict: GateVerdict, mode: str) -> pb.GateVerdict:
+        desk = self._pipeline.dispatcher
         return pb.GateVerdict(
             answer=verdict.answer, text=verdict.text[:MAX_TEXT], incident=verdict.incident, mode=mode,
             ts_ms=self._pipeline.now_ms(),
+            closed_by=desk.context.actuators.scheduler(node) if verdict.closed and desk is not None else "",
         )  # fmt: skip
 
     async def _verdicts(self) -> Mapping[str, GateVerdict] | None:

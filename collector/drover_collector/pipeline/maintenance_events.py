@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -205,18 +205,30 @@ def _mark_of(silence: Silence) -> str:
 
 
 def marks_of(
-    nodes: Iterable[Mapping[str, object]], taints: Set[str], conditions: Set[str], own: Callable[[object], bool]
+    nodes: Iterable[Mapping[str, object]],
+    taints: Set[str],
+    conditions: Set[str],
+    own: Callable[[object], bool],
+    fleet: Container[str] | None = None,
 ) -> dict[str, list[str]]:
     """Return the marks of Kubernetes' nodes, as the API server sends them.
 
     Args:
         own: whether Drover itself keeps a node closed: its cordon is no maintenance.
+        fleet: names of the fleet's nodes; None: not known.
+    Raises:
+        ActError: none of the fleet's nodes is listed. Its database was lost, or it is another cluster's: no mark has
+            gone for that.
     """
     found: dict[str, list[str]] = {}
+    listed = fleet is None
     for node in nodes:
         name, keys = _name(node), _marks(node, taints, conditions)
+        listed = listed or (fleet is not None and name in fleet)
         if name and keys and not own(node):
             found[name] = keys
+    if not listed:
+        raise ActError("the API server lists none of the fleet's nodes")
     return found
 
 

@@ -378,6 +378,9 @@ class Pipeline:
     def _leaving(self) -> Set[str]:
         return frozenset() if self.dispatcher is None else self.dispatcher.context.outages.out_or_leaving()
 
+    def _held(self) -> Mapping[str, str]:
+        return {} if self.dispatcher is None else self.dispatcher.context.outages.held
+
     def _leaving_gpus(self) -> Set[tuple[str, str]]:
         return frozenset() if self.dispatcher is None else self.dispatcher.context.gpus.leaving()
 
@@ -599,6 +602,7 @@ class Pipeline:
             self._gpu_hindrance,
             unproven=self.in_force.origins.is_unproven,
             leaving_gpus=self._leaving_gpus,
+            held=self._held,
         )
         engine = Engine(self.index, self.policy, started_ms, ceiling=self.ceiling, live=live)
         if self.dispatcher is not None and self.dispatcher.surveys:

@@ -77,6 +77,7 @@ class LiveFleet:
         board: returns the board in a node's slot. None: slots hold what they held.
         unproven: returns whether others than root could have written what is known of a node.
         leaving_gpus: returns node and UUID of each GPU that is about to go out alone.
+        held: returns the nodes that were to go, and that the guard held back when it was asked again, each with why.
     """
 
     leaving: Callable[[], Set[str]] = frozenset
@@ -84,6 +85,7 @@ class LiveFleet:
     board: Boards | None = None
     unproven: Callable[[str], bool] = lambda _: False
     leaving_gpus: Callable[[], Set[tuple[str, str]]] = frozenset
+    held: Callable[[], Mapping[str, str]] = dict
 
 
 class Decider:
@@ -227,6 +229,10 @@ class Decider:
                 if duty is None or duty.ts_ms < decision.ts_ms:  # else its outage shows the result
                     gone.add(node)
         return gone
+
+    def held_back(self) -> Mapping[str, str]:
+        """Return the nodes that the guard held back right before they went, each with why."""
+        return {} if self._live is None else self._live.held()
 
     def decide(
         self,

@@ -8,7 +8,7 @@ drains no partition through its prologs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from drover_collector.policy.decider import DISRUPTIVE, Decider
@@ -35,9 +35,12 @@ OF_OUTCOME = {
 
 @dataclass(frozen=True, slots=True)
 class GateVerdict:
+    """`closed`: the node's scheduler keeps jobs away itself. If it has put the node back since, its word counts."""
+
     answer: GateAnswer = GateAnswer.PASS
     text: str = ""
     incident: str = ""
+    closed: bool = False
 
 
 NOTHING_KNOWN = GateVerdict()
@@ -46,12 +49,12 @@ NOTHING_KNOWN = GateVerdict()
 def gate_verdicts(decider: Decider) -> dict[str, GateVerdict]:
     """Return the verdict of each node against which something stands. In the thread that judges."""
     out = decider.out(really=True)
-    found = of_outages(decider.duties)
+    held, found = decider.held_back(), of_outages(decider.duties)
     for key, decision in decider.standing.items():
         node = key[1]
         if not node or decision.wanted not in DISRUPTIVE or decision.gpu is not None:  # its node stays in service
             continue
-        verdict = _of_decision(decision, node in out, key in decider.failed)
+        verdict = _of_decision(decision, node in out, key in decider.failed, held.get(node, ""))
         if verdict is not None and _rank(verdict) > _rank(found.get(node, NOTHING_KNOWN)):
             found[node] = verdict
     for node, text in decider.maintenance.items():  # it never refuses a job: to close the node is its planner's part
@@ -62,20 +65,33 @@ def gate_verdicts(decider: Decider) -> dict[str, GateVerdict]:
 def of_outages(outages: Mapping[str, NodeOutage]) -> dict[str, GateVerdict]:
     """Return the verdicts of nodes that Drover keeps out of service."""
     return {
-        node: GateVerdict(GateAnswer.REFUSE, f"{node} is {outage.stage}: {outage.reason}", outage.incident_id)
+        node: GateVerdict(GateAnswer.REFUSE, f"{node} is {outage.stage}: {outage.reason}", outage.incident_id, True)
         for node, outage in outages.items()
         if outage.stage in OUT_STAGES
     }
 
 
-def _of_decision(decision: Decision, out: bool, failed: bool) -> GateVerdict | None:
+def in_mode(verdict: GateVerdict, mode: str) -> GateVerdict:
+    """Return the verdict in the strongest mode in force: observe mode refuses nothing, of before it was set too."""
+    if mode != "observe" or verdict.answer is not GateAnswer.REFUSE:
+        return verdict
+    return replace(verdict, answer=GateAnswer.OBSERVE)
+
+
+def _of_decision(decision: Decision, out: bool, failed: bool, held: str) -> GateVerdict | None:
     """Return what a standing decision says; None: nothing.
 
     A drain that failed took nothing out, so the caps do not count its node: to refuse jobs there would be beyond them.
+    The same holds for one that the guard, asked again right before it, holds back.
+
+    Args:
+        held: why the guard does; "": it does not.
     """
     if decision.outcome == "act":
         if failed:
             return GateVerdict(GateAnswer.HELD, f"{decision.reason}: it failed", decision.incident_id)
+        if held:
+            return GateVerdict(GateAnswer.HELD, f"{decision.reason}: {held}", decision.incident_id)
         return GateVerdict(GateAnswer.REFUSE, decision.reason, decision.incident_id) if out else None
     answer = OF_OUTCOME.get(decision.outcome)
     return None if answer is None else GateVerdict(answer, decision.reason, decision.incident_id)

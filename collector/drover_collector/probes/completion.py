@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 
 OVERDUE_S = 600.0  # for the closing result, after waiting and running on the node
 GROUP_OVERDUE_S = 60.0  # the same for a group, whose members wait for each other
-FOR_SERVICE = frozenset({ProbeReason.VALIDATE, ProbeReason.REPAIRED})  # the node returns to service when it passes
+# A pass says that all GPUs of the node are well: it returns to service, or a person signs for it (`drover validate`).
+OF_ALL = frozenset({ProbeReason.VALIDATE, ProbeReason.REPAIRED, ProbeReason.PERSON})
 LATE_MS = 3_600_000  # later results may be of another board
 
 Listener = Callable[[list[ProbeVerdict]], None]
@@ -54,7 +55,7 @@ class OrderCompletion:
             return
         verdicts, end = judge_order(self._store, order, self._runtime.now_ms())
         place = self._index.spec.by_name.get(order.node)
-        if order.why in FOR_SERVICE and not order.gpus and place is not None:
+        if order.why in OF_ALL and not order.gpus and place is not None:
             verdicts = with_all(verdicts, place.gpus)
         state = "done" if end.end == DONE else "failed"
         what = f" in {end.probe}" if end.probe else ""

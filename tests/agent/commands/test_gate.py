@@ -157,10 +157,17 @@ def test_a_drain_that_fails_lets_no_job_in_and_drains_one_node_at_most(
 
 
 @pytest.mark.parametrize(
-    ("agent", "code"),
-    [("echo drover gate: refused: x; exit 1", 1), ("echo drover gate: pass; exit 0", 0), ("exit 1", 0), ("", 0)],
-)
-def test_the_documented_prolog_refuses_by_the_gates_words_only(agent: str, code: int, tmp_path: Path) -> None:
+    ("agent", "job", "code"),
+    [
+        ("echo drover gate: refused: x; exit 1", "7", 1), ("echo drover gate: pass; exit 0", "7", 0),
+        ("exit 1", "7", 0), ("", "7", 0),
+        # who plans maintenance writes why: no such text turns a job away
+        ("echo drover gate: pass: maintenance window: drover gate: refused; exit 0", "7", 0),
+        # a health check: Slurm has releases whose slurmd never registers while it fails
+        ("echo drover gate: refused: x; exit 1", "", 0),
+    ],
+)  # fmt: skip
+def test_the_documented_prolog_refuses_by_the_gates_words_only(agent: str, job: str, code: int, tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs/how-to/gate.md").read_text()
     script = page[page.index("    #!/bin/sh") :].partition("\n\n")[0]
     program = tmp_path / "drover-agent"
@@ -168,31 +175,36 @@ def test_the_documented_prolog_refuses_by_the_gates_words_only(agent: str, code:
         program.write_text(f"#!/bin/sh\n{agent}\n")
         program.chmod(0o755)
     lines = "\n".join(line[4:] for line in script.splitlines()).replace("/opt/drover/bin/drover-agent", str(program))
-    done = subprocess.run(["/bin/sh", "-c", lines], env={}, capture_output=True, timeout=120, check=False)
-    assert done.returncode == code
+    env = {"SLURM_JOB_ID": job} if job else {}
+    done = subprocess.run(["/bin/sh", "-c", lines], env=env, capture_output=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.decode()[:6]) == (code, "drover" if "echo" in agent else "\n")
 
 
 @pytest.mark.parametrize(
-    ("shown", "age_s", "code", "says"),
+    ("shown", "age_s", "closed_by", "code", "says"),
     [
-        ("State=IDLE", 600, 0, "pass: its last verdict is old"),
-        ("State=MIXED+DRAIN", 600, 1, "refused, as of 10 min ago"),
-        ("slurmctld is away", 600, 1, "refused, as of 10 min ago"),  # unknown is not in service
-        ("State=IDLE", 60, 1, "refused: drain"),  # fresh: the collector's word
+        ("State=IDLE", 600, "", 0, "pass: its last verdict is old"),
+        ("State=MIXED+DRAIN", 600, "", 1, "refused, as of 10 min ago"),
+        ("slurmctld is away", 600, "", 1, "refused, as of 10 min ago"),  # unknown is not in service
+        ("State=IDLE", 60, "", 1, "refused: drain"),  # fresh, and to be drained: the collector's word
+        ("State=MIXED", 1, "slurm", 0, "pass: Slurm has n1 in service again"),  # put back a second ago
+        ("State=MIXED+DRAIN", 1, "slurm", 1, "refused: drain"),  # a job that Slurm began just before the drain
+        ("slurmctld is away", 1, "slurm", 1, "refused: drain"),
+        ("State=IDLE", 1, "kubernetes", 1, "refused: drain"),  # Slurm has not closed it: its word is none
     ],
 )
-def test_an_old_refusal_yields_to_slurm_that_has_the_node_in_service(
-    shown: str, age_s: float, code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+def test_a_refusal_yields_to_slurm_that_has_put_the_node_back(
+    shown: str, age_s: float, closed_by: str, code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """It was put back while its agent was away, and its health check would drain it again for an hour."""
+    """It was put back while its agent was away, or a second ago: its prolog would drain it again at its first job."""
     script = tmp_path / "scontrol"
     script.write_text(f"#!/bin/sh\necho \"$1\" >> {tmp_path}/calls\necho 'NodeName=n1 {shown} Comment=x'\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("SLURMD_NODENAME", raising=False)
     received_s = gate.time.clock_gettime(gate.time.CLOCK_BOOTTIME) - age_s
-    path = refusal(tmp_path, verdict={**verdict("refuse"), "received_s": received_s})
+    path = refusal(tmp_path, verdict={**verdict("refuse"), "received_s": received_s, "closed_by": closed_by})
     assert main(["gate", "--drain", "--file", path]) == code
     assert f"drover gate: {says}" in capfd.readouterr().out
     assert ("update" in (tmp_path / "calls").read_text()) is (code == 1 and "DRAIN" not in shown)
@@ -212,8 +224,8 @@ def node_with_gpus(folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def serve(folder: Path, *, answers: bool) -> threading.Thread:
-    """Be the probe service for one request."""
+def serve(folder: Path, *, answers: str) -> threading.Thread:
+    """Be the probe service for one request. `answers`: the content of its result; "": it gives none."""
 
     def take() -> None:
         waiting, deadline_s = folder / "requests", time.monotonic() + 100
@@ -222,7 +234,7 @@ def serve(folder: Path, *, answers: bool) -> threading.Thread:
                 read_ask(found[0]).check()
                 taken = found[0].rename(folder / "taken" / found[0].name)
                 if answers:
-                    (folder / "results" / taken.name).write_text("{}")
+                    (folder / "results" / taken.name).write_text(answers)
                     taken.unlink()
                 return
             time.sleep(0.01)
@@ -242,9 +254,16 @@ def test_without_a_gpu_the_deep_form_says_so_and_passes_at_once(
     assert list((tmp_path / "probes/requests").iterdir()) == []
 
 
-@pytest.mark.parametrize(("answers", "says"), [(True, "pass: probed: the result goes"), (False, "pass: probes still")])
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        ('{"id": "r", "end": "done", "detail": ""}', "pass: probed: the result goes"), ("", "pass: probes still"),
+        ('{"id": "r", "end": "refused", "detail": "GPU 3: held by process 7"}', "pass: not probed: GPU 3: held by pro"),
+        ("half wr", "pass: probed: the result goes"),
+    ],
+)  # fmt: skip
 def test_the_deep_form_asks_the_probe_service_and_waits_no_longer_than_its_budget(
-    answers: bool, says: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    answers: str, says: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words, served = node_with_gpus(tmp_path), serve(tmp_path / "probes", answers=answers)
     assert main(words) == 0

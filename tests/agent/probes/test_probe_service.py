@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from drover_agent.commands import gate_deep
 from drover_agent.probes import plan, processes, runner, service
 from drover_agent.probes.base import Result
 from drover_agent.probes.exchange import ExchangeFolder, Outcome, ProbeAnswer, ProbeAsk, read_answer
@@ -149,9 +150,12 @@ def test_a_gpu_that_is_held_is_refused_by_name_and_left_out_otherwise(
         fake_nvml.hold(gpu, os.getpid() if gpu == 3 else None)
     ask(folder, "named", gpus=(2, 3))
     ask(folder, "any")
+    ask(folder, after := f"{gate_deep.PREFIX}1")
     answers = served(folder)
     assert answers["named"].end == Outcome.REFUSED
     assert answers["named"].detail.startswith(f"GPU 3: held by process {os.getpid()} (")
+    assert (answers[after].end, answers[after].results) == (Outcome.REFUSED, ()), "next to a job all looks slow"
+    assert answers[after].detail.endswith("after a job a node is probed as a whole")
     assert answers["any"].end == "done"
     assert [text.partition(" (")[0] for text in answers["any"].left_out] == [f"GPU 3: held by process {os.getpid()}"]
 

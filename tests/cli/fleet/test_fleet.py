@@ -133,7 +133,9 @@ def given(folder: Path) -> list[str]:
     return [word for name in files for word in (f"--{name}", str(folder / name))]
 
 
-def test_a_file_is_made_of_all_and_the_collector_reads_it(fleet: list[pb.ReportingNode], tmp_path: Path) -> None:
+def test_a_file_is_made_of_all_and_the_collector_reads_it(
+    fleet: list[pb.ReportingNode], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What stands in the file wins over others, the agents' count of GPUs over schedulers for the others."""
     path = tmp_path / "fleet.toml"
     assert main(["fleet", "discover", *given(tmp_path), "-o", str(path)]) == 0
@@ -145,6 +147,8 @@ def test_a_file_is_made_of_all_and_the_collector_reads_it(fleet: list[pb.Reporti
         "cp": NodeSpec("cp"),
     }  # fmt: skip
     assert path.read_text().count("# gpus = ?") == 3, "nobody knows how many: it is said"
+    said = "counts of GPUs differ, the one that reports is written: 'r01n02' (7 report, 8 by a scheduler or inventory)"
+    assert said in capsys.readouterr().err, "one may be lost, and this file would never miss it"
     before = path.read_text()
     assert main(["fleet", "discover", "-o", str(path)]) == 2, "a file that people may have mended is not replaced"
     assert path.read_text() == before
@@ -178,7 +182,7 @@ def test_the_differences(fleet: list[pb.ReportingNode], tmp_path: Path, capsys: 
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["node"], line["what"], line["in_file"], line["found"]) for line in lines] == [
         ("r01n01", "rack", "r01", "block1"), ("r01n01", "leaf", "-", "leaf01"),
-        ("r01n02", "node", "-", "it reports: 7 GPUs H100 80GB HBM3"),
+        ("r01n02", "node", "-", "it reports: 7 GPUs H100 80GB HBM3; 8 by a scheduler or inventory"),
         ("r01n03", "node", "it should exist", "it has never reported"), ("r01n03", "rack", "r01", "block1"),
         ("cp", "node", "-", "a scheduler or inventory has it; it does not report"),
         ("gke-1", "node", "-", "a scheduler or inventory has it; it does not report"),
@@ -205,6 +209,17 @@ def test_odd_names_and_counts_still_make_a_file_that_is_read(
     said = capsys.readouterr().err
     assert "left out: 2" in said
     assert "more than 255 GPUs, so unknown: 'n2'" in said
+
+
+def test_a_node_that_agent_and_scheduler_call_differently_is_named(
+    fleet: list[pb.ReportingNode], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both would stand in the file, and the one that no agent uses would be silent for ever."""
+    (tmp_path / "slurm").write_text(SCONTROL.replace("r01n02", "r01n02.example.org"))
+    assert main(["fleet", "discover", "--slurm", str(tmp_path / "slurm")]) == 0
+    said = capsys.readouterr()
+    assert 'names = "r01n02.example.org"' in said.out
+    assert "one node by two names? r01n02 and r01n02.example.org: keep the one" in said.err
 
 
 def test_what_is_appended_begins_on_a_line_of_its_own(

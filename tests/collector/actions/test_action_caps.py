@@ -31,6 +31,7 @@ from drover_collector.notify import Outbox
 from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
 from drover_collector.policy.decider import UNSEEN
+from drover_collector.policy.gate import GateAnswer, gate_verdicts
 from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
 from drover_core.model.events import (
@@ -185,9 +186,14 @@ async def test_what_others_close_while_an_action_waits_holds_it_right_before_its
 
         await until(held, "the guard is asked again")
         assert site.drained() == {"n000": "fan"}
+        gate = gate_verdicts(pipeline.engine.decider)["n001"]
+        assert (gate.answer, HELD in gate.text) == (GateAnswer.HELD, True), (
+            "nor do its prolog and health check drain it"
+        )
         site.slurm.resume_by_hand("n000")
         pipeline.dispatcher._workers["slurm"]._reconciler.survey_first = True  # type: ignore[union-attr]  # as 15 s later
         await until(lambda: "n001" in site.drained(), "there is room again")
+        await until(lambda: gate_verdicts(pipeline.engine.decider)["n001"].answer is GateAnswer.REFUSE, "it is out")
     finally:
         await pipeline.stop()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -295,6 +296,24 @@ def test_marks_are_others_taints_and_true_conditions_and_never_drovers_own_cordo
     ]
     found = marks_of(nodes, {TAINT, unschedulable}, {"VMEventScheduled"}, kept_closed)
     assert found == {"n1": [TAINT], "n2": ["VMEventScheduled"], "n4": [unschedulable]}
+
+
+def test_an_api_server_that_lists_none_of_the_fleets_nodes_ends_no_window() -> None:
+    """As with the conditions that are read from the same list. The nodes would be called silent amid their work."""
+    subject = Watched(replace(HALF, taints=(TAINT,)), {"n1": [TAINT]})
+    subject.look()
+
+    def lists(*names: str) -> None:
+        nodes = [{"metadata": {"name": name}} for name in names]
+        subject.watch._marks = partial(marks_of, nodes, {TAINT}, set(), kept_closed, SPEC.by_name)
+        subject.look()
+
+    for names in ((), ("elsewhere",)):
+        lists(*names)
+        assert [silence.ended_by for silence in subject.written] == [""]
+        assert "lists none of the fleet's nodes" in subject.trouble
+    lists("n1")
+    assert [silence.ended_by for silence in subject.written] == ["", GONE], "it is listed, and has no mark"
 
 
 def test_two_marks_of_a_node_are_two_windows_and_each_ends_alone() -> None:

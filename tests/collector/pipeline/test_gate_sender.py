@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from drover_collector.actions.actuators import Actuators, make_actuators
+from drover_collector.actions.context import ActionContext
+from drover_collector.actions.dispatcher import ActionDispatcher
+from drover_collector.actions.outage_store import OutageStore
+from drover_collector.actions.settings import ActConfig, KubernetesConfig, SlurmConfig
+from drover_collector.notify import Outbox
 from drover_collector.pipeline import gate_sender
+from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.gate_sender import GateSender
+from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
+from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
+from drover_core.model.events import Health, NodeOutage
 from drover_proto import telemetry_pb2 as pb
 from testbed.fleets import hello, index_of
 from testbed.ingest import Collector
 from testbed.loop import in_loop
-from testbed.pipelines import Clock, pipeline_of, running, xid
+from testbed.pipelines import T0, Clock, pipeline_of, running, xid
 
 
 class Stream:
@@ -20,10 +32,12 @@ class Stream:
     def __init__(self, node: str, takes: bool = True) -> None:
         self.node, self.takes = node, takes
         self.got: list[tuple[str, str]] = []
+        self.whole: list[pb.GateVerdict] = []
 
     def try_send(self, message: pb.CollectorMessage) -> bool:
         if self.takes:
             self.got.append((message.gate_verdict.answer, message.gate_verdict.mode))
+            self.whole.append(message.gate_verdict)
         return self.takes
 
 
@@ -60,6 +74,36 @@ async def test_one_that_does_not_judge_says_nothing(store: Store) -> None:
     stream = Stream("n1")
     await GateSender(pipeline_of(store, index_of(), Clock()), lambda: [stream]).send_due()
     assert stream.got == []
+
+
+@in_loop
+@pytest.mark.parametrize(("ceiling", "sent"), [("enforce", ("refuse", "slurm")), ("observe", ("observe", "slurm"))])
+async def test_of_a_node_that_is_out_the_gate_learns_which_scheduler_has_closed_it(
+    ceiling: str, sent: tuple[str, str], store: Store
+) -> None:
+    """That one says so too, and knows first when the node is back. In observe mode no gate refuses anything."""
+    store.outages.write([NodeOutage("n1", Health.VALIDATING, T0, "inc1", "xid_79 on n1")])
+    options = PipelineOptions(lag_ms=7000, now_ms=Clock(), ceiling=ceiling)
+    policy = replace(Policy.load(), mode="enforce")
+    pipeline = Pipeline(index_of(), store, policy, Outbox(store, [], "http://console", now_ms=Clock()), options)
+    slurm = Actuators(scheduler=lambda node: "slurm" if node == "n1" else "kubernetes")
+    context = ActionContext(store, ActConfig(), slurm, OutageStore(store), ActionReview(pipeline))
+    pipeline.act_by(ActionDispatcher(context))
+    async with running(pipeline):
+        stream = Stream("n1")
+        await GateSender(pipeline, lambda: [stream]).send_due()
+        assert [(message.answer, message.closed_by) for message in stream.whole] == [sent]
+
+
+@pytest.mark.parametrize("mode", ["observe", "enforce"])
+def test_a_nodes_scheduler_is_known_in_observe_mode_too(mode: str) -> None:
+    """What was drained before the mode was set is out of service still."""
+    config = ActConfig(
+        mode=mode, slurm=SlurmConfig(enabled=True, pools=("p",)),
+        kubernetes=KubernetesConfig(enabled=True, pools=("q",)),
+    )  # fmt: skip
+    actuators = make_actuators(config, index_of().spec)
+    assert (actuators.scheduler("n1"), actuators.scheduler("elsewhere")) == ("slurm", "")
 
 
 @in_loop

@@ -120,6 +120,9 @@ async def test_probes_that_a_node_ran_after_a_job_are_judged_although_nobody_ask
         await until(lambda: "other-3" not in at.desk.orders.answered and not at.desk.orders._of_gates, "they came")
         assert [o.id for o in at.desk.orders.open_orders()] == []
         assert len(at.verdicts) == judged
+        at.collector.now_ms -= 3_600_000  # the clock is set back: half a minute is not an hour and a half minute
+        await answer(closing("gate-3"))
+        await until(lambda: not at.desk.orders._of_gates and len(at.verdicts) > judged, "it is judged")
 
 
 @in_loop
@@ -163,12 +166,15 @@ async def test_a_slow_gpu_fails_with_figure_and_expectation(store: Store) -> Non
         assert by_gpu[2].expected == pytest.approx(4300, rel=0.01)
 
 
-@pytest.mark.parametrize("why", [ProbeReason.VALIDATE, ProbeReason.REPAIRED])
+@pytest.mark.parametrize("why", [ProbeReason.VALIDATE, ProbeReason.REPAIRED, ProbeReason.PERSON])
 @in_loop
 async def test_a_node_that_came_up_with_a_gpu_fewer_does_not_pass_its_validation(
     store: Store, why: ProbeReason
 ) -> None:
-    """A GPU that is off the bus at boot is none that its driver knows: the others are all there is, and are well."""
+    """A GPU that is off the bus at boot is none that its driver knows: the others are all there is, and are well.
+
+    A person's order is what `drover validate` signs a node by.
+    """
     async with bench(store) as at, at.collector.agent(hello()) as agent:
         answer, gpus = Answers(agent), index_of().spec.by_name["n0"].gpus
         for there, passed in ((gpus - 1, None), (gpus, True)):
