@@ -385,7 +385,7 @@ class HeatModel:
         judged = ~np.isnan(warmer_c) & (own_c >= LEAST_RISE_C) & (load >= LEAST_LOAD)
         z = self.gpus.step(block, warmer_c, least, judged)
         least_share = np.where(self._past.count < YOUNG_BLOCKS, YOUNG_SHARE, LEAST_SHARE)
-        hot = judged & self.gpus.passed & (warmer_c >= np.maximum(LEAST_C, least_share * own_c))
+        hot = self.gpus.lasting(warmer_c >= np.maximum(LEAST_C, least_share * own_c), judged)
         # A GPU at rest says little of its heat sink, and its power hardly moves: its core follows its air, as a
         # thermometer does. So it counts for its rack, if not for its node, whose fans may rest with it.
         of_gpus = np.array([np.where(known, own_c, np.nan) for known in (judged, ~np.isnan(warmer_c))])
@@ -432,7 +432,7 @@ class HeatModel:
         judged = ~np.isnan(of_rack)
         z = racks.step(block, of_rack, AIR_NOISE_C**2 + (NOISE_SHARE * rack_own) ** 2, judged)
         racks.learn(of_rack, judged & ~racks.suspect & ~(z > SUSPECT))
-        warm_rack = judged & racks.passed & (of_rack >= np.maximum(RACK_LEAST_C, NODE_SHARE * rack_own))
+        warm_rack = racks.lasting(of_rack >= np.maximum(RACK_LEAST_C, NODE_SHARE * rack_own), judged)
         # What all nodes of a rack have is the rack's.
         alone_c = over_c - np.nan_to_num(np.maximum(of_rack, 0.0))[self.layout.rack_of]
         warm = nodes.hot & (alone_c >= np.maximum(OF_NODES.least_c, OF_NODES.share * nodes.own_c))
@@ -492,7 +492,7 @@ class HeatModel:
             judged = ~np.isnan(warmer_c) & (of >= least_own_c)
             z = test.step(block, warmer_c, AIR_NOISE_C**2 + (NOISE_SHARE * of) ** 2 + noise, judged)
             test.learn(warmer_c, judged & ~test.suspect & ~(z > SUSPECT))
-            hot = judged & test.passed & (warmer_c >= np.maximum(least_c, NODE_SHARE * of))
+            hot = test.lasting(warmer_c >= np.maximum(least_c, NODE_SHARE * of), judged)
             result += [np.where(judged, warmer_c, np.nan), hot]
         return result[0], result[2], np.asarray(result[1], bool), np.asarray(result[3], bool)
 
