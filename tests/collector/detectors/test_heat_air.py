@@ -118,6 +118,21 @@ def test_a_room_and_small_differences_are_no_fault(what: str, which: slice | int
     assert (hall.nodes, hall.rack, hall.gpus) == ([], [], []), what
 
 
+def test_a_node_that_is_a_little_warmer_for_hours_and_much_for_minutes_is_no_fault() -> None:
+    """A GPU that set the speed of its node's fans got a lighter job, and now the next hottest pauses for minutes."""
+
+    def air(at_s: float) -> np.ndarray:
+        result = np.zeros(NODES)
+        result[BAD] = 4.0 if at_s >= 7200 else 0.0
+        result[BAD] += 7.0 if 3.5 * 3600 <= at_s < 3.5 * 3600 + 300 else 0.0
+        result[BAD + 4] = 11.0 if at_s >= 9000 else 0.0  # a fault of another node, so that something can be found
+        return result
+
+    hall = Hall(steady(0.7), air, read=True).play(3.75)
+    assert {n for _, n in hall.nodes} == {BAD + 4}
+    assert hall.nodes[0][0] <= 3.0, "it shows its size in each block, so nothing is found later than it was"
+
+
 @pytest.mark.parametrize("read", [True, False], ids=["inlet", "no inlet"])
 def test_fans_that_ran_at_full_for_an_hour_make_no_fault_of_the_usual_heat(read: bool) -> None:
     def air(at_s: float) -> np.ndarray:

@@ -33,6 +33,7 @@ class Room:
     seed: int = 1
     every: int = 1  # buckets between two reports
     bad: int = BAD
+    fans: Callable[[float], float] = lambda _: 1.0  # what a watt heats, as a share, on the node of `bad`
     in_front_c: float = 0.0  # that a GPU of slots 0 to 3 at its limit adds to the air of slots 4 to 7
 
     def play(self, hours: float) -> list[tuple[float, int]]:
@@ -50,6 +51,7 @@ class Room:
             filtered = filtered + (1 - np.exp(-STEP_S / 45)) * (power - filtered)
             grown = np.ones(NODES * GPUS)
             grown[self.bad] += self.rise(at_s)
+            grown[node == self.bad // GPUS] *= self.fans(at_s)
             air = self.air(at_s) + 3.0 * filtered.reshape(NODES, GPUS).mean(axis=1)[node] / LIMIT_W
             temp = np.round(air + resistance * grown * filtered + 0.12 * rng.standard_normal(NODES * GPUS))
             in_front = filtered.reshape(NODES, GPUS)[:, :4] / LIMIT_W
@@ -142,6 +144,21 @@ def test_a_bad_heat_sink_is_found_while_neighbours_come_and_go() -> None:
     comes = alone(0.1, lambda at_s: 0.95 if at_s % 7200 < 3600 else 0.1)
     assert Room(comes, in_front_c=5.0).play(8.0) == []
     assert {g for _, g in Room(comes, in_front_c=5.0, rise=since(6.0, 0.3), bad=12).play(8.0)} == {12}
+
+
+@pytest.mark.parametrize("rise", [0.0, 0.3], ids=["healthy", "a bad heat sink"])
+def test_fans_that_ran_at_full_make_no_fault_of_the_usual_heat_of_the_busiest_gpu(rise: float) -> None:
+    """A board sets its fans to full for an hour and more: that changes the busiest GPU by more degrees than others."""
+
+    def load(at_s: float) -> np.ndarray:
+        shares = np.full(NODES * GPUS, 0.35)
+        shares[BAD] = 0.8
+        return shares
+
+    full = lambda at_s: 0.5 if 1.5 * 3600 <= at_s < 3.5 * 3600 else 1.0  # noqa: E731  # shorter than a def here
+    found = Room(load, fans=full, rise=since(5.0, rise)).play(6.0)
+    assert {g for _, g in found} == ({BAD} if rise else set())
+    assert all(hour > 5 for hour, _ in found)
 
 
 def test_a_changed_power_limit_is_no_fault() -> None:

@@ -47,6 +47,21 @@ def test_a_host_at_rest_that_is_late_is_reported_in_the_same_place(profiled: boo
     assert {(f.scope, f.node, f.cause) for f in run(change, count=80)} == {("node", "n01", "host")}
 
 
+@pytest.mark.parametrize("memory", [True, False], ids=["a quarter of the memory's time", "as much as the others"])
+def test_who_uses_memory_far_less_than_the_job_has_less_work_and_no_late_host(memory: bool) -> None:
+    """A replica of a service, taken for a part of the job, where nobody names jobs and NVML alone is read."""
+
+    def change(number: int, gpu: Columns, node: Columns) -> None:
+        if number >= 20:
+            gpu["gpu_util_ratio"][8:16] = 0.3
+            gpu["dram_active_ratio"][8:16] *= 0.25 if memory else 1.0
+        del node["cpu_util_ratio"]
+        bare(gpu)
+
+    found = {(f.scope, f.node, f.cause) for f in run(change, count=40)}
+    assert found == (set() if memory else {("node", "n01", "host")})
+
+
 @pytest.mark.parametrize("profiled", [True, False], ids=["profiled", "bare"])
 def test_who_works_while_the_others_spin_in_a_dead_collective_is_not_late(profiled: bool) -> None:
     """Replicas of a service behind a switch that died spin at full utilisation, and their hosts rest."""

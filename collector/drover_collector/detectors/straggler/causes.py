@@ -40,6 +40,8 @@ AT_LIMIT = 0.95  # of its power limit: full power, where neither reasons nor thr
 PRESSED_SHARE = 0.05  # of a bucket's time at the power limit: with a clock up to 22 % lower in it, 1 % in the mean
 NEAR_LIMIT = 0.90  # of its power limit: the limit may hold it at times
 SAME_WORK = 0.9  # of the peers' duty: a late host does not reduce the work
+# The same where no duty is read: of the time in which the peers use their memory, which is in whole percent.
+SAME_TRAFFIC = 0.67
 MORE_WORK = 2.0  # of the peers' duty, as the node's mean: such peers do not wait, they do no work
 THROTTLED_SHARE = 0.2  # of a bucket's time, and as much more than the peers
 BANDWIDTH_RATIO = 0.90  # traffic against the peers' where the path is known to be slower
@@ -175,7 +177,8 @@ def large_effects(now: Observation, limits: Limits, drifts: Drifts, free: Ints) 
     nvlink_less = np.fmin(now.ratio("nvlink_rx_bytes_per_s"), now.ratio("nvlink_tx_bytes_per_s"))
     slower = (nvlink_less <= BANDWIDTH_RATIO) | sm_waited | _unknown(nvlink_less, now.sm)
     nvlink = now.lone((now.ratio("nvlink_active_links") < 1) & slower, of_node=True)
-    host = _hosts(window, now, gaps & ~pcie & ~(duty < SAME_WORK))
+    less_work = (duty < SAME_WORK) | (now.traffic < SAME_TRAFFIC)
+    host = _hosts(window, now, gaps & ~pcie & ~less_work)
     result |= {"hbm": hbm & ~slow_clock, "pcie": pcie, "nvlink": nvlink, "host": host}
     return result | {"unexplained": np.zeros(len(far), bool)}
 

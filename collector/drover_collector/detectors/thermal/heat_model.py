@@ -14,7 +14,7 @@ What the air of a node is off by, less that of the rack's or else the fleet's me
 or coolant. What a rack's median node is off by, less that of the median rack, is the rack's air. Each goes into such a
 test. Where no inlet is read and there is nothing to compare with, it is not judged.
 
-The state is bounded (about 0.8 kB a GPU) and depends on the buckets alone: a replay gives what a live collector gives.
+The state is bounded (about 0.9 kB a GPU) and depends on the buckets alone: a replay gives what a live collector gives.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ FANS_FOLLOW_C = 15.0
 # A smaller rise of a node's or a rack's air is not reported: neighbours' loads move it by some degrees within a day.
 NODE_SHARE, NODE_LEAST_C, UNREAD_NODE_C = 0.20, 5.0, 9.0  # the last where no inlet is read
 RACK_LEAST_C = 6.0
+# Share of a GPU's rise by which it must be warmer than it ever was at such a load, as AS_MATES.
+OVER_HIGHEST_SHARE = 0.4
 OVER_HIGHEST_C = 2.5  # by which a node, or most of a rack, is warmer than it ever was at such a load
 
 
@@ -281,6 +283,14 @@ class PeerTests:
     racks: RiseTest
 
 
+@dataclass(frozen=True, slots=True)
+class Highest:
+    """The highest rises of GPUs and of nodes."""
+
+    gpus: HighestSeen
+    nodes: HighestSeen
+
+
 class HeatModel:
     """State of all GPUs of a fleet. `advance` with each bucket in order of time.
 
@@ -301,7 +311,7 @@ class HeatModel:
         self.by_peers = PeerTests(
             NodeMates(node), PeerShare(gpus, OF_GPUS), PeerShare(len(rack_of_node), OF_NODES), RiseTest(racks)
         )
-        self._highest = HighestSeen(len(rack_of_node))
+        self._highest = Highest(HighestSeen(gpus), HighestSeen(len(rack_of_node)))
         self._mates = MateLoads(node, len(rack_of_node))
         self.rise = Rise.nothing(gpus, len(rack_of_node), racks)
 
@@ -343,6 +353,7 @@ class HeatModel:
             self._past.rescale(changed, ratio)
             self._by_load.forget(changed)
             self._mates.rescale(changed, ratio)
+            self._highest.gpus.forget(changed)
         air = np.where(np.isnan(inlet), AIR_C, inlet) + self._air_c
         self._read = ~np.isnan(inlet)[self.layout.node]
         above = temp - air[self.layout.node]
@@ -385,7 +396,10 @@ class HeatModel:
         judged = ~np.isnan(warmer_c) & (own_c >= LEAST_RISE_C) & (load >= LEAST_LOAD)
         z = self.gpus.step(block, warmer_c, least, judged)
         least_share = np.where(self._past.count < YOUNG_BLOCKS, YOUNG_SHARE, LEAST_SHARE)
-        hot = judged & self.gpus.passed & (warmer_c >= np.maximum(LEAST_C, least_share * own_c))
+        slope_c = np.maximum(parts[:, :OWN].sum(axis=1), LEAST_OF_RISE * RISE_C)
+        over_c = np.where(self._read, self._highest.gpus.over_c(load, rise_c, slope_c), np.nan)
+        large = (warmer_c >= np.maximum(LEAST_C, least_share * own_c)) & ~(over_c < OVER_HIGHEST_SHARE * warmer_c)
+        hot = self.gpus.lasting(large, judged)
         # A GPU at rest says little of its heat sink, and its power hardly moves: its core follows its air, as a
         # thermometer does. So it counts for its rack, if not for its node, whose fans may rest with it.
         of_gpus = np.array([np.where(known, own_c, np.nan) for known in (judged, ~np.isnan(warmer_c))])
@@ -398,6 +412,7 @@ class HeatModel:
         hot = self._alone(hot, warmer_c / np.maximum(own_c, LEAST_RISE_C))
         self.rise = Rise(warmer_c, own_c, hot, hot & False, node_c, rack_c, hot_nodes, hot_racks)
         self._judge_by_peers(block, rise_c, load * self._loads.scale_w, moved, moves_c)
+        self._highest.gpus.learn(load, rise_c, ~self.suspects, moved <= STEADY, slope_c)
         self._keep_new(rise_c, around)
 
     def _judge_by_peers(self, block: int, rise_c: Floats, watts: Floats, moved: Floats, moves_c: Floats) -> None:
@@ -432,7 +447,7 @@ class HeatModel:
         judged = ~np.isnan(of_rack)
         z = racks.step(block, of_rack, AIR_NOISE_C**2 + (NOISE_SHARE * rack_own) ** 2, judged)
         racks.learn(of_rack, judged & ~racks.suspect & ~(z > SUSPECT))
-        warm_rack = judged & racks.passed & (of_rack >= np.maximum(RACK_LEAST_C, NODE_SHARE * rack_own))
+        warm_rack = racks.lasting(of_rack >= np.maximum(RACK_LEAST_C, NODE_SHARE * rack_own), judged)
         # What all nodes of a rack have is the rack's.
         alone_c = over_c - np.nan_to_num(np.maximum(of_rack, 0.0))[self.layout.rack_of]
         warm = nodes.hot & (alone_c >= np.maximum(OF_NODES.least_c, OF_NODES.share * nodes.own_c))
@@ -448,7 +463,7 @@ class HeatModel:
         """Drop nodes and racks from `rise` that were as warm before, at such a load and with nothing wrong; learn."""
         nodes, rack_of, tests = len(self.layout.board), self.layout.rack_of, self.by_peers
         of_node, load = (group_medians(of, self.layout.node, nodes)[0] for of in (rise_c, around))
-        over_c = self._highest.over_c(load, of_node)
+        over_c = self._highest.nodes.over_c(load, of_node)
         of_rack, _ = group_medians(over_c, rack_of, self.layout.racks)
         hot_nodes, hot_racks = self.rise.hot_nodes, self.rise.hot_racks
         self.rise = replace(
@@ -457,7 +472,7 @@ class HeatModel:
             hot_racks=hot_racks & ~(of_rack < OVER_HIGHEST_C),
         )
         wrong = self.nodes.suspect | tests.nodes.test.suspect | (self.racks.suspect | tests.racks.suspect)[rack_of]
-        self._highest.learn(load, of_node, ~wrong)
+        self._highest.nodes.learn(load, of_node, ~wrong)
 
     def _judge_air(
         self, block: int, air_c: Floats, own_c: Floats, moved: Floats, moves_c: Floats
@@ -492,7 +507,7 @@ class HeatModel:
             judged = ~np.isnan(warmer_c) & (of >= least_own_c)
             z = test.step(block, warmer_c, AIR_NOISE_C**2 + (NOISE_SHARE * of) ** 2 + noise, judged)
             test.learn(warmer_c, judged & ~test.suspect & ~(z > SUSPECT))
-            hot = judged & test.passed & (warmer_c >= np.maximum(least_c, NODE_SHARE * of))
+            hot = test.lasting(warmer_c >= np.maximum(least_c, NODE_SHARE * of), judged)
             result += [np.where(judged, warmer_c, np.nan), hot]
         return result[0], result[2], np.asarray(result[1], bool), np.asarray(result[3], bool)
 

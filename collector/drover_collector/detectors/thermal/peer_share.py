@@ -96,7 +96,7 @@ class PeerShare:
         judged = known & (self._count >= LEARN_BLOCKS)
         z = self.test.step(block, warmer_c, least + doubt, judged)
         share = np.where(self._count < YOUNG_BLOCKS, self._limits.young_share, self._limits.share)
-        self.hot = judged & self.test.passed & (warmer_c >= np.maximum(self._limits.least_c, share * own_c))
+        self.hot = self.test.lasting(warmer_c >= np.maximum(self._limits.least_c, share * own_c), judged)
         self.warmer_c, self.own_c = np.where(judged, warmer_c, np.nan), own_c
         learns = known & ~held & ((self._count < LEARN_BLOCKS) | ~(self.test.suspect | (z > SUSPECT)))
         self._learn(learns, row, rise_c, least)

@@ -16,6 +16,7 @@ NOISE_BLOCKS = 24  # over which the noise is learnt
 K, LIMIT, CLIP, KEEP = 1.0, 12.0, 4.0, 4.0  # of the test; KEEP: over the limit, so that it ends within four good blocks
 FADES = 0.5  # of the score, in a block that cannot be judged
 SUSPECT = 3.0  # of the score, from which on a block is not learnt
+LASTS = 3  # judged blocks, of which two must show a rise that is reported
 
 
 class RiseTest:
@@ -29,6 +30,7 @@ class RiseTest:
         self.score = np.zeros(count)
         self.since_ms = np.zeros(count, np.int64)
         self._noise = np.full(count, 0.3**2)  # degC^2
+        self._large = np.zeros((LASTS - 1, count), bool)  # in the judged blocks before
 
     def restore(self, which: int, since_ms: int) -> None:
         """Know that one has risen since then, before the collector started again."""
@@ -53,6 +55,20 @@ class RiseTest:
         self.score = np.where(judged, np.clip(before + step, 0.0, LIMIT + KEEP), np.maximum(before - FADES, 0.0))
         self.since_ms[(before == 0) & (self.score > 0)] = block * BLOCK_MS
         return np.asarray(z)
+
+    def lasting(self, large: Bools, judged: Bools) -> Bools:
+        """Add a block, and return what has passed and is large in this block and in one of the two judged before it.
+
+        A rise too small to be reported passes the test, too, if it lasts for hours. Then one block is enough in which
+        something passes by: fans that slow down while the hottest GPU of the node pauses. A fault passes the test in
+        four blocks or more, and shows its size in each.
+
+        Args:
+            large: warmer by as much as is reported.
+        """
+        result = judged & self.passed & large & self._large.any(axis=0)
+        self._large = np.where(judged, np.concatenate([self._large[1:], [large]]), self._large)
+        return np.asarray(result)
 
     def learn(self, warmer_c: Floats, learns: Bools) -> None:
         """Learn the noise of what is healthy."""
