@@ -136,7 +136,8 @@ class OrderBook:
         for id_, node in list(self._of_gates.items()):
             now_ms = self._now_ms()
             with self._lock:
-                due = abs(now_ms - self._gate_ms.get(node, -GATE_EVERY_MS)) >= GATE_EVERY_MS  # the clock may be set back
+                # abs: the clock may have been set back.
+                due = abs(now_ms - self._gate_ms.get(node, -GATE_EVERY_MS)) >= GATE_EVERY_MS
                 if due and node in self._index.spec.by_name and id_ not in self._read():
                     made = ProbeOrder(id_, node, (), "quick", (), ProbeReason.IDLE, "sent", now_ms, by="gate")
                     self._store.probes.orders.write([made])
