@@ -65,7 +65,8 @@ class HighestSeen:
             slope_c: as in `over_c`.
         """
         self._waiting[:, :, ~healthy] = np.nan
-        step, at_step_c = _at_step(*self._waiting[0], slope_c)
+        load_then, rise_then_c = self._waiting[0]
+        step, at_step_c = _at_step(load_then, rise_then_c, slope_c)
         which = np.flatnonzero(~np.isnan(at_step_c))
         at = which, step[which]
         before, now = self._highest_c[at], at_step_c[which]

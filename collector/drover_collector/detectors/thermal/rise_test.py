@@ -16,7 +16,7 @@ NOISE_BLOCKS = 24  # over which the noise is learnt
 K, LIMIT, CLIP, KEEP = 1.0, 12.0, 4.0, 4.0  # of the test; KEEP: over the limit, so that it ends within four good blocks
 FADES = 0.5  # of the score, in a block that cannot be judged
 SUSPECT = 3.0  # of the score, from which on a block is not learnt
-LASTS = 3  # judged blocks: two of them must show a rise that is reported
+LASTS = 3  # judged blocks; two of them must show a rise that is reported
 
 
 class RiseTest:
