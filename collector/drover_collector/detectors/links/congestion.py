@@ -261,7 +261,7 @@ class Congestion:
         self._mean += share * rest
         self._count += learns
         self._risen = np.where(risen, self._risen + 1, 0)
-        self._alone.add_minute(over, known.any(axis=0), layout.of_node, window.newest.end_ms)
+        self._alone.add_minute(over, np.asarray(known.any(axis=0)), layout.of_node, window.newest.end_ms)
         return Congested(rate, usual, by_others)
 
     def _works(self, window: Window, layout: PortLayout) -> Bools:
