@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import textwrap
 import time
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -54,8 +55,11 @@ def page(name: str) -> str:
         "",
         "<!-- written by `make test-rollout`; what plays print: test-artifacts/rollout.log -->",
         "",
-        f"{time.strftime('%d %B %Y', time.gmtime())}, commit {_commit()}: {passed} of {len(steps)} steps passed in"
-        f" {minutes:.0f} minutes, {builds}. {machine}{_ansible() if name == 'rollout' else ''}.",
+        textwrap.fill(
+            f"{time.strftime('%d %B %Y', time.gmtime())}, commit {_commit()}: {passed} of {len(steps)} steps passed in"
+            f" {minutes:.0f} minutes, {builds}. {machine}{_ansible() if name == 'rollout' else ''}.",
+            100,
+        ),
         "",
         "| step | ended | s | seen |",
         "| --- | --- | --- | --- |",
