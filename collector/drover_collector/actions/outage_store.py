@@ -109,7 +109,7 @@ class OutageStore:
     @property
     def held(self) -> dict[str, str]:
         """Nodes that were to be taken out, and that the guard held back when it was asked again, each with why."""
-        return dict(list(self._held.values()))
+        return {node: why for id_, (node, why) in list(self._held.items()) if id_ in self._closings}
 
     def out_or_leaving(self) -> set[str]:
         """Return the nodes that are out, leaving, or requested."""

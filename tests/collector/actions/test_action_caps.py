@@ -19,6 +19,7 @@ from drover_collector.actions.actuators import Actuators
 from drover_collector.actions.base import Actuator
 from drover_collector.actions.command import CommandActuator
 from drover_collector.actions.dispatcher import ActionDispatcher
+from drover_collector.actions.outage_store import OutageStore
 from drover_collector.actions.settings import ActConfig, CommandConfig
 from drover_collector.actions.slurm.actuator import SlurmActuator
 from drover_collector.actions.slurm.scontrol import SlurmNode
@@ -35,6 +36,7 @@ from drover_collector.policy.gate import GateAnswer, gate_verdicts
 from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
 from drover_core.model.events import (
+    Act,
     Action,
     ActionState,
     Decision,
@@ -232,6 +234,17 @@ async def test_what_was_held_back_before_a_restart_is_so_until_the_guard_is_aske
         await until(lambda: gate_verdicts(pipeline.engine.decider)["n001"].answer is GateAnswer.REFUSE, "it is out")
     finally:
         await pipeline.stop()
+
+
+def test_what_a_thread_that_was_stopped_says_late_holds_no_gate_open(store: Store) -> None:
+    """Nothing would ever end that note, and jobs would begin on the node whatever is decided."""
+    outages, action = OutageStore(store), Action("a", "d", "i1", "n1", Act.DRAIN, "slurm", ActionState.INTENDED, T0)
+    outages.add_closing(action)
+    outages.note_held(action, HELD)
+    assert outages.held == {"n1": HELD}
+    outages.clear_closings()
+    outages.note_held(action, HELD)
+    assert outages.held == {}
 
 
 @in_loop
