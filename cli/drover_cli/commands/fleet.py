@@ -166,7 +166,7 @@ def _say_counts_differ(reporting: list[pb.ReportingNode], others: Nodes) -> None
 def _say_two_names(nodes: Iterable[str]) -> None:
     """Name nodes that stand there twice, by a short and a full name: the one that no agent uses would be silent."""
     known = set(nodes)
-    twice = sorted(f"{short} and {name}" for name in known if (short := name.partition(".")[0]) in known - {name})
+    twice = sorted(f"{s} and {name}" for name in known if (s := name.partition(".")[0]) != name and s in known)
     if twice:
         more = f" and {len(twice) - 5} more" if len(twice) > 5 else ""
         print(

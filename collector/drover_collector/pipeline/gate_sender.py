@@ -62,12 +62,13 @@ class GateSender:
         found = await self._verdicts()
         if found is None:
             return
-        mode = least_mode(self._pipeline.policy.most_mode, self._pipeline.ceiling)
+        ceiling = self._pipeline.ceiling
+        mode = least_mode(self._pipeline.policy.most_mode, ceiling)
         now_s, left = time.monotonic(), MOST_AT_ONCE
         before, self._sent = self._sent, {}
         for stream in self._streams():
             node = stream.node
-            verdict, last = in_mode(found.get(node, NOTHING_KNOWN), mode), before.get(node)
+            verdict, last = in_mode(found.get(node, NOTHING_KNOWN), mode, ceiling), before.get(node)
             if last is not None and last[:3] == (stream, verdict, mode) and now_s < last[3]:
                 self._sent[node] = last
             elif left > 0 and stream.try_send(pb.CollectorMessage(gate_verdict=self._message(node, verdict, mode))):

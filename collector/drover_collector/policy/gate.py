@@ -35,12 +35,17 @@ OF_OUTCOME = {
 
 @dataclass(frozen=True, slots=True)
 class GateVerdict:
-    """`closed`: the node's scheduler keeps jobs away itself. If it has put the node back since, its word counts."""
+    """
+    Attributes:
+        closed: the node's scheduler keeps jobs away itself. If it has put the node back since, its word counts.
+        by_hand: a person took the node out, under whatever mode of the policy.
+    """
 
     answer: GateAnswer = GateAnswer.PASS
     text: str = ""
     incident: str = ""
     closed: bool = False
+    by_hand: bool = False
 
 
 NOTHING_KNOWN = GateVerdict()
@@ -64,16 +69,21 @@ def gate_verdicts(decider: Decider) -> dict[str, GateVerdict]:
 
 def of_outages(outages: Mapping[str, NodeOutage]) -> dict[str, GateVerdict]:
     """Return the verdicts of nodes that Drover keeps out of service."""
-    return {
-        node: GateVerdict(GateAnswer.REFUSE, f"{node} is {outage.stage}: {outage.reason}", outage.incident_id, True)
-        for node, outage in outages.items()
-        if outage.stage in OUT_STAGES
-    }
+    found = {}
+    for node, outage in outages.items():
+        if outage.stage in OUT_STAGES:
+            text, by_hand = f"{node} is {outage.stage}: {outage.reason}", outage.by != "drover"
+            found[node] = GateVerdict(GateAnswer.REFUSE, text, outage.incident_id, closed=True, by_hand=by_hand)
+    return found
 
 
-def in_mode(verdict: GateVerdict, mode: str) -> GateVerdict:
-    """Return the verdict in the strongest mode in force: observe mode refuses nothing, of before it was set too."""
-    if mode != "observe" or verdict.answer is not GateAnswer.REFUSE:
+def in_mode(verdict: GateVerdict, mode: str, ceiling: str) -> GateVerdict:
+    """Return the verdict in the modes in force: observe mode refuses nothing, of before it was set too.
+
+    Args:
+        mode: the strongest in force. ceiling: `act.mode`, which alone counts for what a person took out.
+    """
+    if (ceiling if verdict.by_hand else mode) != "observe" or verdict.answer is not GateAnswer.REFUSE:
         return verdict
     return replace(verdict, answer=GateAnswer.OBSERVE)
 

@@ -16,6 +16,7 @@ from drover_collector.pipeline import gate_sender
 from drover_collector.pipeline.action_review import ActionReview
 from drover_collector.pipeline.gate_sender import GateSender
 from drover_collector.pipeline.pipeline import Pipeline, PipelineOptions
+from drover_collector.policy.gate import GateAnswer, in_mode, of_outages
 from drover_collector.policy.policy import Policy
 from drover_collector.store import Store
 from drover_core.model.events import Health, NodeOutage
@@ -93,6 +94,19 @@ async def test_of_a_node_that_is_out_the_gate_learns_which_scheduler_has_closed_
         stream = Stream("n1")
         await GateSender(pipeline, lambda: [stream]).send_due()
         assert [(message.answer, message.closed_by) for message in stream.whole] == [sent]
+
+
+@pytest.mark.parametrize(
+    ("by", "ceiling", "answer"),
+    [
+        ("ann", "enforce", GateAnswer.REFUSE), ("drover", "enforce", GateAnswer.OBSERVE),
+        ("ann", "observe", GateAnswer.OBSERVE),  # nobody sees any more whether the node is back
+    ],
+)  # fmt: skip
+def test_what_a_person_drained_is_refused_whatever_the_policys_mode(by: str, ceiling: str, answer: GateAnswer) -> None:
+    """`drover drain` acts under a policy that observes. So does the gate, for a pod that was bound a moment before."""
+    outage = NodeOutage("n1", Health.DRAINING, T0, "", "smells burnt", by)
+    assert in_mode(of_outages({"n1": outage})["n1"], "observe", ceiling).answer is answer
 
 
 @pytest.mark.parametrize("mode", ["observe", "enforce"])

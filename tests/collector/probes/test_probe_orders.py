@@ -126,6 +126,18 @@ async def test_probes_that_a_node_ran_after_a_job_are_judged_although_nobody_ask
 
 
 @in_loop
+async def test_probes_refused_next_to_another_job_do_not_take_the_turn_of_those_after_that_one(store: Store) -> None:
+    async with bench(store) as at, at.collector.agent(hello()) as agent:
+        refused = closing("gate-1", "refused", detail="GPU 3: held by process 7")
+        await Answers(agent)(refused, figure("gate-2", 0, "sdc", 1, 1e6, ok=False, detail="bit 3"), closing("gate-2"))
+        versions = store.probes.orders.versions
+        await until(lambda: versions("gate-1") or versions("gate-2"), "an order")
+        assert not versions("gate-1")
+        assert (await at.ended("gate-2")).state == "done"
+        assert [(v.request, v.gpu, v.passed) for v in at.verdicts if v.gpu is not None] == [("gate-2", 1, False)]
+
+
+@in_loop
 async def test_an_order_is_sent_answered_and_judged(store: Store) -> None:
     async with bench(store) as at, at.collector.agent(hello()) as agent:
         answer = Answers(agent)

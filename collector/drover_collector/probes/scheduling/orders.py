@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 MAX_OPEN = 10_000  # orders
 GATE = "gate-"  # of the id of probes that a node ran after a job, unasked (`drover-agent gate --deep`)
 GATE_EVERY_MS = 30_000  # of a node's; others between are stored and not judged
+REFUSED = "refused"  # such probes, next to another job: there is nothing to judge
 
 
 class OrderBook:
@@ -123,7 +124,8 @@ class OrderBook:
         """Note the results that ingest has stored. Take no lock: the event loop calls this."""
         self.answered.update(dict.fromkeys(r.request for r in results if r.end))
         for result in results:
-            if result.end and result.request.startswith(GATE) and len(self._of_gates) < MAX_OPEN:
+            of_gate = result.end and result.end != REFUSED and result.request.startswith(GATE)
+            if of_gate and len(self._of_gates) < MAX_OPEN:
                 self._of_gates[result.request] = result.node
         self._rouse()
 
