@@ -248,6 +248,18 @@ def test_what_waits_more_because_it_carries_more_is_no_fault(
     assert run(more, minutes=45, job_of_node=jobs, sent=_times(1, ports, during)), "at the same traffic it is one"
 
 
+def test_a_bad_port_is_found_though_its_whole_job_carries_more_than_before() -> None:
+    """A job loads its data for some minutes, then it trains: all ports carry ten times as much, and one is bad."""
+    trains = _times(10, slice(None), lambda minute: minute >= 12)
+
+    def change(minute: int, rate: Rates) -> None:
+        trains(minute, rate)
+        rate[21] *= 10 if minute >= 15 else 1
+
+    assert run(trains, minutes=45, per_s=2e5, sent=trains) == []
+    assert {f.node for f in run(change, minutes=45, per_s=2e5, sent=trains)} == {"n05"}
+
+
 def test_a_port_without_mates_waits_for_longer_than_steps_of_a_program_last() -> None:
     """The only port of its node, in a job on one node: nothing says whether the port waits or the job sends."""
     jobs = (0,) * 5 + (1,) + (0,) * 10

@@ -17,11 +17,11 @@ ports of the job; where nobody names the job, with all ports.
   probably share.
 - Most ports of a job have risen: the job itself (all to one, a checkpoint). That is not reported.
 
-What a single port sends or receives more of is taken off its rise twice, as queues grow at least with the square of
-the traffic: a hot expert, a storage gateway and the rank that writes a checkpoint wait more because they carry more. A
-port that nothing can be compared with, the only one of its node in a job of few ports, must stand out for LONE_PERSIST
-minutes. Where short rises came and went on several nodes within a day, they are how this fleet works: one must last
-twice as long as the longest of these.
+What a single port sends or receives more of than its job is taken off its rise twice, as queues grow at least with the
+square of the traffic: a hot expert, a storage gateway and the rank that writes a checkpoint wait more because they
+carry more. A port that nothing can be compared with, the only one of its node in a job of few ports, must stand out for
+LONE_PERSIST minutes. Where short rises came and went on several nodes within a day, they are how this fleet works: one
+must last twice as long as the longest of these.
 
 InfiniBand's port_xmit_wait counts ticks with data to send and no credit. RoCE's out_of_sequence
 and packet_seq_err grow where packets are lost, rp_cnp_handled where switches mark congestion (NVIDIA, "Understanding
@@ -123,11 +123,12 @@ class FaintRise:
 
     Attributes:
         minutes: in a row in which it rose, by less than alone counts too.
+        held: in a row in which its past was not learnt.
     """
 
     def __init__(self, ports: int) -> None:
         shape = len(METRICS), ports
-        self.minutes = np.zeros(shape)
+        self.minutes, self.held = np.zeros(shape), np.zeros(shape)
         self._spread = np.zeros(shape)  # mean absolute deviation of the logarithm of the events, clipped
         self._carried = np.zeros(ports)  # mean logarithm of the bytes that it carried a minute
 
@@ -137,31 +138,43 @@ class FaintRise:
         return np.where(np.isnan(level), 0.0, np.maximum(level - self._carried, 0.0))
 
     def add_minute(self, rate: Floats, carried: Floats, away: Floats, count: Floats) -> Bools:
-        """Return where a port has more events than its traffic explains, bool [M, L]; and learn its traffic.
+        """Return where a port has more events than its traffic explains, bool [M, L].
 
         Args:
             rate, carried: events and bytes of the minute. away, count: of the past's mean, and its minutes.
         """
-        level, excess = np.log1p(np.fmax(carried[0], carried[1])), away - self.more_traffic(carried)
+        excess = away - self.more_traffic(carried)
         sigma = np.maximum(MEAN_TO_SIGMA * self._spread, LEAST_SIGMA)
         risen = ~np.isnan(excess) & (count >= LEARN) & (excess >= np.maximum(math.log(RISE), LEAF_SIGMAS * sigma))
         risen &= rate >= np.maximum(LEAF_FLOOR * LEAST_PER_MINUTE, LEAF_EVENTS)
-        known = ~np.isnan(level) & ~risen.any(axis=0)
-        share = np.maximum(1 / (count.max(axis=0) + 1), 1 / FORGET)
-        self._carried += np.where(known, share * (np.nan_to_num(level) - self._carried), 0.0)
         rest = np.where(np.isnan(away) | risen, self._spread, np.minimum(np.abs(away), CLIP * sigma))
         self._spread += np.maximum(1 / (count + 1), 1 / FORGET) * (rest - self._spread)
         self.minutes = np.where(risen, self.minutes + 1, 0)
         return np.asarray(risen)
 
+    def hold(self, stands_out: Bools, carried: Floats, count: Floats) -> Bools:
+        """Return of what the past is not to be learnt, bool [M, L]; and learn the traffic of the other ports.
+
+        Both stop and go on together: else what a port carries becomes usual, and what that makes it wait does not.
+        """
+        self.held = np.where(stands_out, self.held + 1, 0)
+        held = stands_out & (self.held < LASTS)  # what lasts for hours is how it is now
+        level = np.log1p(np.fmax(carried[0], carried[1]))
+        share = np.maximum(1 / (count.max(axis=0) + 1), 1 / FORGET)
+        known = ~np.isnan(level) & ~held.any(axis=0)
+        self._carried += np.where(known, share * (np.nan_to_num(level) - self._carried), 0.0)
+        return np.asarray(held)
+
     def forget(self, ports: Bools) -> None:
-        self.minutes[:, ports] = self._spread[:, ports] = 0.0
+        self.minutes[:, ports] = self.held[:, ports] = self._spread[:, ports] = 0.0
         self._carried[ports] = 0.0
 
     def grow(self, more: int) -> None:
         """Add ports that follow the known ones."""
         nothing = np.zeros((len(METRICS), more))
-        self.minutes, self._spread = (np.append(of, nothing, axis=1) for of in (self.minutes, self._spread))
+        self.minutes, self.held, self._spread = (
+            np.append(of, nothing, axis=1) for of in (self.minutes, self.held, self._spread)
+        )
         self._carried = np.append(self._carried, np.zeros(more))
 
 
@@ -243,16 +256,19 @@ class Congestion:
         known = ~np.isnan(level)
         sigma = np.maximum(np.sqrt(self._var), LEAST_SIGMA)
         away = level - self._mean
-        excess = away - TRAFFIC_POWER * self._faint.more_traffic(carried)
-        risen = known & (self._count >= LEARN) & (rate >= LEAST_PER_MINUTE)
-        risen &= excess >= np.maximum(math.log(RISE), SIGMAS * sigma)
-        over = risen & (excess - self._with_its_job(window, layout, excess) >= math.log(RISE)) if risen.any() else risen
+        judged = known & (self._count >= LEARN) & (rate >= LEAST_PER_MINUTE)
+        least, more = np.maximum(math.log(RISE), SIGMAS * sigma), self._faint.more_traffic(carried)
+        risen = judged & (away - TRAFFIC_POWER * more >= least)
+        # Where the whole job carries more, its other ports show what that makes: a port that is bad then is not usual.
+        excess = away - TRAFFIC_POWER * np.maximum(more - self._with_its_job(window, layout, more[None])[0], 0.0)
+        over = judged & (excess >= least)
+        over = over & (excess - self._with_its_job(window, layout, excess) >= math.log(RISE)) if over.any() else over
         over_siblings, others = _over_siblings(window, layout, rate, carried)
         over_siblings &= (self._count < LEARN) | (away >= math.log(RISE))  # else it has always been so
         over |= over_siblings
         faint = self._faint.add_minute(rate, carried, away, self._count)
-        lasts = np.maximum(self._risen, self._alone.minutes) >= LASTS  # what lasts for hours is how it is now
-        learns = known & ((~risen & ~over_siblings & ~faint) | lasts | (self._faint.minutes >= LASTS))
+        stands_out = (judged & (away >= least)) | over_siblings | faint
+        learns = known & ~self._faint.hold(stands_out, carried, self._count)
         share = np.where(learns, np.maximum(1 / (self._count + 1), 1 / FORGET), 0.0)
         rest = np.where(known, away, 0.0)
         by_others = over_siblings & ~risen
