@@ -307,7 +307,23 @@ def test_only_short_rises_of_several_nodes_within_a_day_make_others_wait(
         over = np.zeros((len(METRICS), 3), bool)
         over[0, : len(first)] = [start <= minute < start + lasts for start in first]
         spells.add_minute(over, np.ones(3, bool), node, START_MS + minute * 60_000)
-    assert spells.needed(START_MS + 60 * 60_000, nodes) == needed, what
+    assert spells.needed(START_MS + 60 * 60_000, nodes, 7) == needed, what
+
+
+def test_a_ports_own_rises_do_not_make_it_wait_for_longer() -> None:
+    """A bad port comes and goes for ten minutes each, two other nodes had a short rise."""
+    spells, node = Spells(3), np.arange(3)
+    for minute in range(60):
+        over = np.zeros((len(METRICS), 3), bool)
+        over[0] = minute % 20 < 10, 5 <= minute < 9, 25 <= minute < 29
+        spells.add_minute(over, np.ones(3, bool), node, START_MS + minute * 60_000)
+    assert [spells.needed(START_MS + 60 * 60_000, 16, n) for n in range(3)] == [8, 20, 20]
+
+
+@pytest.mark.parametrize(("on", "of", "found"), [(4, 5, True), (4, 8, False)], ids=["mostly bad", "half of the time"])
+def test_a_port_that_is_bad_in_most_minutes_of_an_hour_is_found_though_it_pauses(on: int, of: int, found: bool) -> None:
+    change = _times(10, slice(21, 22), lambda minute: minute >= 40 and minute % of < on)
+    assert {f.node for f in run(change, minutes=100)} == ({"n05"} if found else set())
 
 
 def test_it_ends_with_the_congestion() -> None:
