@@ -248,6 +248,18 @@ def test_what_waits_more_because_it_carries_more_is_no_fault(
     assert run(more, minutes=45, job_of_node=jobs, sent=_times(1, ports, during)), "at the same traffic it is one"
 
 
+def test_a_bad_port_is_found_though_its_whole_job_carries_more_than_before() -> None:
+    """A job loads its data for some minutes, then it trains: all ports carry ten times as much, and one is bad."""
+    trains = _times(10, slice(None), lambda minute: minute >= 12)
+
+    def change(minute: int, rate: Rates) -> None:
+        trains(minute, rate)
+        rate[21] *= 10 if minute >= 15 else 1
+
+    assert run(trains, minutes=45, per_s=2e5, sent=trains) == []
+    assert {f.node for f in run(change, minutes=45, per_s=2e5, sent=trains)} == {"n05"}
+
+
 def test_a_port_without_mates_waits_for_longer_than_steps_of_a_program_last() -> None:
     """The only port of its node, in a job on one node: nothing says whether the port waits or the job sends."""
     jobs = (0,) * 5 + (1,) + (0,) * 10
@@ -295,7 +307,23 @@ def test_only_short_rises_of_several_nodes_within_a_day_make_others_wait(
         over = np.zeros((len(METRICS), 3), bool)
         over[0, : len(first)] = [start <= minute < start + lasts for start in first]
         spells.add_minute(over, np.ones(3, bool), node, START_MS + minute * 60_000)
-    assert spells.needed(START_MS + 60 * 60_000, nodes) == needed, what
+    assert spells.needed(START_MS + 60 * 60_000, nodes, 7) == needed, what
+
+
+def test_a_ports_own_rises_do_not_make_it_wait_for_longer() -> None:
+    """A bad port comes and goes for ten minutes each, two other nodes had a short rise."""
+    spells, node = Spells(3), np.arange(3)
+    for minute in range(60):
+        over = np.zeros((len(METRICS), 3), bool)
+        over[0] = minute % 20 < 10, 5 <= minute < 9, 25 <= minute < 29
+        spells.add_minute(over, np.ones(3, bool), node, START_MS + minute * 60_000)
+    assert [spells.needed(START_MS + 60 * 60_000, 16, n) for n in range(3)] == [8, 20, 20]
+
+
+@pytest.mark.parametrize(("on", "of", "found"), [(4, 5, True), (4, 8, False)], ids=["mostly bad", "half of the time"])
+def test_a_port_that_is_bad_in_most_minutes_of_an_hour_is_found_though_it_pauses(on: int, of: int, found: bool) -> None:
+    change = _times(10, slice(21, 22), lambda minute: minute >= 40 and minute % of < on)
+    assert {f.node for f in run(change, minutes=100)} == ({"n05"} if found else set())
 
 
 def test_it_ends_with_the_congestion() -> None:

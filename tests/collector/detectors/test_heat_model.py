@@ -22,7 +22,7 @@ BAD = 11  # GPU 3 of the second node
 class Room:
     """Four nodes of eight GPUs, in whole degrees: one time constant of 45 s, resistances that differ by 10 %.
 
-    `load` gives each GPU's share of the power limit at a second; it moves by 15 % from bucket to bucket.
+    `load` gives each GPU's share of the power limit at a second; it moves by `moves` from bucket to bucket.
     """
 
     load: Callable[[float], np.ndarray]
@@ -34,6 +34,7 @@ class Room:
     every: int = 1  # buckets between two reports
     bad: int = BAD
     fans: Callable[[float], float] = lambda _: 1.0  # what a watt heats, as a share, on the node of `bad`
+    moves: float = 0.15
     in_front_c: float = 0.0  # that a GPU of slots 0 to 3 at its limit adds to the air of slots 4 to 7
 
     def play(self, hours: float) -> list[tuple[float, int]]:
@@ -46,7 +47,7 @@ class Room:
         found, before = [], model.rise
         for number in range(1, round(hours * 3600 / STEP_S) + 1):
             at_s = number * STEP_S
-            power = LIMIT_W * self.load(at_s) * (1 + 0.15 * rng.standard_normal(NODES * GPUS).clip(-2, 2))
+            power = LIMIT_W * self.load(at_s) * (1 + self.moves * rng.standard_normal(NODES * GPUS).clip(-2, 2))
             power = np.minimum(power, self.limit(at_s))
             filtered = filtered + (1 - np.exp(-STEP_S / 45)) * (power - filtered)
             grown = np.ones(NODES * GPUS)
@@ -159,6 +160,19 @@ def test_fans_that_ran_at_full_make_no_fault_of_the_usual_heat_of_the_busiest_gp
     found = Room(load, fans=full, rise=since(5.0, rise)).play(6.0)
     assert {g for _, g in found} == ({BAD} if rise else set())
     assert all(hour > 5 for hour, _ in found)
+
+
+def test_what_began_while_the_neighbours_rested_is_found_when_they_work_again() -> None:
+    """While they rest for an hour nothing says how warm the GPU should be. What it was then is not what was usual."""
+
+    def load(at_s: float) -> np.ndarray:
+        shares = np.full(NODES * GPUS, 0.5)
+        if 4 * 3600 <= at_s < 5 * 3600:
+            shares[8:16] = 0.1
+        shares[BAD] = 0.8
+        return shares
+
+    assert {g for _, g in Room(load, rise=since(4.2, 0.3), moves=0.05).play(5.8)} == {BAD}
 
 
 def test_a_changed_power_limit_is_no_fault() -> None:

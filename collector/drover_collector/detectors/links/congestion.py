@@ -17,11 +17,12 @@ ports of the job; where nobody names the job, with all ports.
   probably share.
 - Most ports of a job have risen: the job itself (all to one, a checkpoint). That is not reported.
 
-What a single port sends or receives more of is taken off its rise twice, as queues grow at least with the square of
-the traffic: a hot expert, a storage gateway and the rank that writes a checkpoint wait more because they carry more. A
-port that nothing can be compared with, the only one of its node in a job of few ports, must stand out for LONE_PERSIST
-minutes. Where short rises came and went on several nodes within a day, they are how this fleet works: one must last
-twice as long as the longest of these.
+What a single port sends or receives more of than its job is taken off its rise twice, as queues grow at least with the
+square of the traffic: a hot expert, a storage gateway and the rank that writes a checkpoint wait more because they
+carry more. A port that nothing can be compared with, the only one of its node in a job of few ports, must stand out for
+LONE_PERSIST minutes. Where short rises came and went on several nodes within a day, they are how this fleet works: one
+must last twice as long as the longest of these on other nodes. A port that stands out in far most minutes of an hour is
+bad though it pauses: each other minute takes PAUSE off its minutes, and FLAPS_PERSIST must be left.
 
 InfiniBand's port_xmit_wait counts ticks with data to send and no credit. RoCE's out_of_sequence
 and packet_seq_err grow where packets are lost, rp_cnp_handled where switches mark congestion (NVIDIA, "Understanding
@@ -93,6 +94,7 @@ ONE_JOB_PERSIST = 20  # where a leaf has one job only: no step of a program is a
 LEAF_SHARE = 0.5  # of a leaf's ports
 LEAF_NODES = 3  # that it must be on
 LONE_PERSIST = 20  # minutes, of a port without mates: the same reason
+FLAPS_PERSIST, PAUSE = 20, 2  # minutes; our own limits: no step of a program that lasts so long pauses so seldom
 ELSEWHERE_SHARE = 0.2  # of the ports outside the leaf: more is no matter of the leaf
 JOB_SHARE = 0.3  # of the job's ports: more is the job itself
 NODE_SHARE = 0.5  # of a node's ports, at least two: more is the node's own traffic
@@ -123,11 +125,12 @@ class FaintRise:
 
     Attributes:
         minutes: in a row in which it rose, by less than alone counts too.
+        held: in a row in which its past was not learnt.
     """
 
     def __init__(self, ports: int) -> None:
         shape = len(METRICS), ports
-        self.minutes = np.zeros(shape)
+        self.minutes, self.held = np.zeros(shape), np.zeros(shape)
         self._spread = np.zeros(shape)  # mean absolute deviation of the logarithm of the events, clipped
         self._carried = np.zeros(ports)  # mean logarithm of the bytes that it carried a minute
 
@@ -137,31 +140,43 @@ class FaintRise:
         return np.where(np.isnan(level), 0.0, np.maximum(level - self._carried, 0.0))
 
     def add_minute(self, rate: Floats, carried: Floats, away: Floats, count: Floats) -> Bools:
-        """Return where a port has more events than its traffic explains, bool [M, L]; and learn its traffic.
+        """Return where a port has more events than its traffic explains, bool [M, L].
 
         Args:
             rate, carried: events and bytes of the minute. away, count: of the past's mean, and its minutes.
         """
-        level, excess = np.log1p(np.fmax(carried[0], carried[1])), away - self.more_traffic(carried)
+        excess = away - self.more_traffic(carried)
         sigma = np.maximum(MEAN_TO_SIGMA * self._spread, LEAST_SIGMA)
         risen = ~np.isnan(excess) & (count >= LEARN) & (excess >= np.maximum(math.log(RISE), LEAF_SIGMAS * sigma))
         risen &= rate >= np.maximum(LEAF_FLOOR * LEAST_PER_MINUTE, LEAF_EVENTS)
-        known = ~np.isnan(level) & ~risen.any(axis=0)
-        share = np.maximum(1 / (count.max(axis=0) + 1), 1 / FORGET)
-        self._carried += np.where(known, share * (np.nan_to_num(level) - self._carried), 0.0)
         rest = np.where(np.isnan(away) | risen, self._spread, np.minimum(np.abs(away), CLIP * sigma))
         self._spread += np.maximum(1 / (count + 1), 1 / FORGET) * (rest - self._spread)
         self.minutes = np.where(risen, self.minutes + 1, 0)
         return np.asarray(risen)
 
+    def hold(self, stands_out: Bools, carried: Floats, count: Floats) -> Bools:
+        """Return of what the past is not to be learnt, bool [M, L]; and learn the traffic of the other ports.
+
+        Both stop and go on together: else what a port carries becomes usual, and what that makes it wait does not.
+        """
+        self.held = np.where(stands_out, self.held + 1, 0)
+        held = stands_out & (self.held < LASTS)  # what lasts for hours is how it is now
+        level = np.log1p(np.fmax(carried[0], carried[1]))
+        share = np.maximum(1 / (count.max(axis=0) + 1), 1 / FORGET)
+        known = ~np.isnan(level) & ~held.any(axis=0)
+        self._carried += np.where(known, share * (np.nan_to_num(level) - self._carried), 0.0)
+        return np.asarray(held)
+
     def forget(self, ports: Bools) -> None:
-        self.minutes[:, ports] = self._spread[:, ports] = 0.0
+        self.minutes[:, ports] = self.held[:, ports] = self._spread[:, ports] = 0.0
         self._carried[ports] = 0.0
 
     def grow(self, more: int) -> None:
         """Add ports that follow the known ones."""
         nothing = np.zeros((len(METRICS), more))
-        self.minutes, self._spread = (np.append(of, nothing, axis=1) for of in (self.minutes, self._spread))
+        self.minutes, self.held, self._spread = (
+            np.append(of, nothing, axis=1) for of in (self.minutes, self.held, self._spread)
+        )
         self._carried = np.append(self._carried, np.zeros(more))
 
 
@@ -169,31 +184,38 @@ class Spells:
     """For how many minutes each port has stood out alone, and for how long others did before it ended by itself.
 
     Attributes:
-        minutes: in a row, float64 [M, L].
+        minutes: in a row, float64 [M, L]. with_pauses: not in a row, less PAUSE for each other minute, float64 [L].
     """
 
     def __init__(self, ports: int) -> None:
-        self.minutes = np.zeros((len(METRICS), ports))
+        self.minutes, self.with_pauses = np.zeros((len(METRICS), ports)), np.zeros(ports)
         self._ended: deque[tuple[int, float, int]] = deque(maxlen=SPELLS_KEPT)  # when, minutes, node
 
     def add_minute(self, over: Bools, known: Bools, node: Ints, end_ms: int) -> None:
         """Add a minute. `over`: which stand out, bool [M, L]. `known`, `node`: of each port, [L]."""
         before = self.minutes.max(axis=0)
         self.minutes = np.where(over, self.minutes + 1, 0)
+        step = np.where(over.any(axis=0), 1.0, np.where(known, -PAUSE, 0.0))
+        self.with_pauses = np.clip(self.with_pauses + step, 0.0, FLAPS_PERSIST)
         ended = np.flatnonzero(known & (before >= PERSIST) & (before <= SPELL_MOST) & ~over.any(axis=0))
         if len(np.unique(node[ended])) < LEAF_NODES:  # more at once had one reason: a switch, or a job
             self._ended.extend((end_ms, float(before[k]), int(node[k])) for k in ended.tolist())
 
-    def needed(self, end_ms: int, nodes: int) -> float:
-        """Return for how many minutes a port must stand out to be more than what comes and goes in this fleet."""
+    def needed(self, end_ms: int, nodes: int, node: int) -> float:
+        """Return for how many minutes a port of `node` must stand out to be more than what comes and goes elsewhere."""
         while self._ended and end_ms - self._ended[0][0] > SPELLS_MS:
             self._ended.popleft()
         usual = len({node for _, _, node in self._ended}) >= max(SPELL_NODES, SPELL_SHARE * nodes)
-        return max(PORT_PERSIST, SPELL_SLACK * max(lasted for _, lasted, _ in self._ended) if usual else 0.0)
+        longest = max((lasted for _, lasted, own in self._ended if own != node), default=0.0)
+        return max(PORT_PERSIST, SPELL_SLACK * longest if usual else 0.0)
+
+    def forget(self, ports: Bools) -> None:
+        self.minutes[:, ports] = self.with_pauses[ports] = 0.0
 
     def grow(self, more: int) -> None:
         """Add ports that follow the known ones."""
         self.minutes = np.append(self.minutes, np.zeros((len(METRICS), more)), axis=1)
+        self.with_pauses = np.append(self.with_pauses, np.zeros(more))
 
 
 class Congestion:
@@ -243,16 +265,19 @@ class Congestion:
         known = ~np.isnan(level)
         sigma = np.maximum(np.sqrt(self._var), LEAST_SIGMA)
         away = level - self._mean
-        excess = away - TRAFFIC_POWER * self._faint.more_traffic(carried)
-        risen = known & (self._count >= LEARN) & (rate >= LEAST_PER_MINUTE)
-        risen &= excess >= np.maximum(math.log(RISE), SIGMAS * sigma)
-        over = risen & (excess - self._with_its_job(window, layout, excess) >= math.log(RISE)) if risen.any() else risen
+        judged = known & (self._count >= LEARN) & (rate >= LEAST_PER_MINUTE)
+        least, more = np.maximum(math.log(RISE), SIGMAS * sigma), self._faint.more_traffic(carried)
+        risen = judged & (away - TRAFFIC_POWER * more >= least)
+        # Where the whole job carries more, its other ports show what that makes: a port that is bad then is not usual.
+        excess = away - TRAFFIC_POWER * np.maximum(more - self._with_its_job(window, layout, more[None])[0], 0.0)
+        over = judged & (excess >= least)
+        over = over & (excess - self._with_its_job(window, layout, excess) >= math.log(RISE)) if over.any() else over
         over_siblings, others = _over_siblings(window, layout, rate, carried)
         over_siblings &= (self._count < LEARN) | (away >= math.log(RISE))  # else it has always been so
         over |= over_siblings
         faint = self._faint.add_minute(rate, carried, away, self._count)
-        lasts = np.maximum(self._risen, self._alone.minutes) >= LASTS  # what lasts for hours is how it is now
-        learns = known & ((~risen & ~over_siblings & ~faint) | lasts | (self._faint.minutes >= LASTS))
+        stands_out = (judged & (away >= least)) | over_siblings | faint
+        learns = known & ~self._faint.hold(stands_out, carried, self._count)
         share = np.where(learns, np.maximum(1 / (self._count + 1), 1 / FORGET), 0.0)
         rest = np.where(known, away, 0.0)
         by_others = over_siblings & ~risen
@@ -280,8 +305,9 @@ class Congestion:
         names = np.array([*window.newest.job_names, None], object)[job]
         forgets = (works & (names != self._job)) | (self._rests >= RESTS)
         self._job = np.where(works, names, self._job)
-        for array in (self._mean, self._var, self._count, self._risen, self._alone.minutes):
+        for array in (self._mean, self._var, self._count, self._risen):
             array[:, forgets] = 0.0
+        self._alone.forget(forgets)
         self._faint.forget(forgets)
         return np.asarray(works)
 
@@ -353,13 +379,14 @@ class Congestion:
 
     def _lasting(self, bad: list[int], layout: PortLayout, job: Ints, window: Window) -> list[int]:
         """Return those of the bad ports that have stood out for long enough; reported ones stay."""
-        needed = self._alone.needed(window.newest.end_ms, window.index.node_count)
+        end_ms, nodes = window.newest.end_ms, window.index.node_count
         of_node, of_job = np.bincount(layout.of_node), np.bincount(job + 1)
         result = []
         for k in bad:
             lone = of_node[layout.of_node[k]] == 1 and (job[k] < 0 or of_job[job[k] + 1] < LEAST_PORTS)
-            least = max(needed, LONE_PERSIST) if lone else needed
-            if ("port", _name(layout, k)) in self._since_ms or self._alone.minutes[:, k].max() >= least:
+            least = max(self._alone.needed(end_ms, nodes, int(layout.of_node[k])), LONE_PERSIST if lone else 0.0)
+            lasts = self._alone.minutes[:, k].max() >= least or self._alone.with_pauses[k] >= FLAPS_PERSIST
+            if lasts or ("port", _name(layout, k)) in self._since_ms:
                 result.append(k)
         return result
 

@@ -412,7 +412,8 @@ class HeatModel:
         hot = self._alone(hot, warmer_c / np.maximum(own_c, LEAST_RISE_C))
         self.rise = Rise(warmer_c, own_c, hot, hot & False, node_c, rack_c, hot_nodes, hot_racks)
         self._judge_by_peers(block, rise_c, load * self._loads.scale_w, moved, moves_c)
-        self._highest.gpus.learn(load, rise_c, ~self.suspects, moved <= STEADY, slope_c)
+        # What could not be judged may be a fault that began then, and an air that is not read is not known.
+        self._highest.gpus.learn(load, rise_c, ~self.suspects, judged & self._read & (moved <= STEADY), slope_c)
         self._keep_new(rise_c, around)
 
     def _judge_by_peers(self, block: int, rise_c: Floats, watts: Floats, moved: Floats, moves_c: Floats) -> None:
