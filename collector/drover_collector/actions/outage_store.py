@@ -15,8 +15,6 @@ from drover_core.model.events import Action, Health, NodeOutage, WaitsFor
 
 log = logging.getLogger(__name__)
 
-HELD_BACK = "the guard holds it back: "  # in the detail of a closing that waits for it
-
 Outages = Mapping[str, NodeOutage]  # node -> its newest outage
 
 
@@ -59,14 +57,9 @@ class OutageStore:
     # ---- nodes that are about to go out
 
     def add_closing(self, action: Action) -> None:
-        """Count the node of a drain or isolation as leaving until that has ended; ignore other acts.
-
-        What the guard held back before a stop stays so until it is asked again: its scheduler may not answer for long.
-        """
+        """Count the node of a drain or isolation as leaving until that has ended; ignore other acts."""
         if action.action in CLOSINGS:
             self._closings[action.id] = action
-            if (why := action.detail.partition(HELD_BACK)[2]) and not action.forced:
-                self._held[action.id] = action.node, why
 
     def end_closing(self, action: Action) -> None:
         """Call this after the outage is set, so that the node counts without a gap."""
@@ -79,10 +72,6 @@ class OutageStore:
             self._held[action.id] = action.node, why
         else:
             self._held.pop(action.id, None)
-
-    def why_held(self, action: Action) -> str:
-        """Return what the guard said right before a closing that it holds back; "": it does not."""
-        return self._held.get(action.id, ("", ""))[1]
 
     def clear_closings(self) -> None:
         """Forget what waits: this collector no longer acts."""

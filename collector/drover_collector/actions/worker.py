@@ -38,7 +38,6 @@ from drover_collector.actions.node_outage import (
     moved,
     taken_out,
 )
-from drover_collector.actions.outage_store import HELD_BACK
 from drover_collector.actions.reconciler import SchedulerReconciler
 from drover_collector.actions.return_conditions import Lack, LackError
 from drover_collector.actions.saving import LOOK_S as SAVING_LOOK_S
@@ -422,7 +421,7 @@ class Worker:
         why = self._context.detection.why_held(action, later)
         self._context.outages.note_held(action, why)
         if why:
-            raise LaterError(f"{HELD_BACK}{why}")
+            raise LaterError(f"the guard holds it back: {why}")
 
     def _refuse_busy_node(self, action: Action) -> None:
         """Refuse a reset of a node that its scheduler may give work. Ask now: what is stored is older.
@@ -586,8 +585,6 @@ class Worker:
         context, action = self._context, job.action
         job.tries += 1
         text = f"not yet, tried again: {why}"
-        if HELD_BACK not in why and (held := context.outages.why_held(action)):
-            text += f"; before that, {HELD_BACK}{held}"  # known after a stop too
         began_ms = action.ts_ms if action.saving is None else max(action.ts_ms, action.saving.until_ms)
         if job.detail is None and context.now_ms() - began_ms > context.config.give_up_s * 1000:
             text = f"given up after {job.tries} tries: {why}"

@@ -200,42 +200,6 @@ async def test_what_others_close_while_an_action_waits_holds_it_right_before_its
         await pipeline.stop()
 
 
-@in_loop
-async def test_what_was_held_back_before_a_restart_is_so_until_the_guard_is_asked_again(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """slurmrestd may be away for hours then, and each node's health check, which asks slurmctld, would drain it."""
-
-    def waits(why: str) -> bool:
-        return any(why in action.detail for action in site.store.actions.intended())
-
-    pipeline = site.collector()
-    await pipeline.start()
-    await surveyed(pipeline)
-    try:
-        site.slurm.away = True
-        assert site.falls(pipeline, "n001").outcome == "act"
-        await until(lambda: site.store.actions.intended(), "it waits for Slurm")
-        site.slurm.drain_by("n000", "root", "fan")
-        site.slurm.away = False
-        await until(lambda: waits(HELD), "the guard is asked again")
-        site.slurm.away = True
-        monkeypatch.setattr("drover_collector.actions.worker.SURVEY_S", 0.0)  # as 15 s later
-        await until(lambda: waits("does not answer"), "it is tried again")
-    finally:
-        await pipeline.stop()
-    pipeline = site.collector()
-    await pipeline.start()
-    try:
-        assert gate_verdicts(pipeline.engine.decider)["n001"].answer is GateAnswer.HELD
-        site.slurm.resume_by_hand("n000")
-        site.slurm.away = False
-        await until(lambda: "n001" in site.drained(), "there is room")
-        await until(lambda: gate_verdicts(pipeline.engine.decider)["n001"].answer is GateAnswer.REFUSE, "it is out")
-    finally:
-        await pipeline.stop()
-
-
 def test_what_a_thread_that_was_stopped_says_late_holds_no_gate_open(store: Store) -> None:
     """Nothing would ever end that note, and jobs would begin on the node whatever is decided."""
     outages, action = OutageStore(store), Action("a", "d", "i1", "n1", Act.DRAIN, "slurm", ActionState.INTENDED, T0)
