@@ -40,7 +40,7 @@ endif
 test-unit: $(VENV)/dev.stamp ## the tests that start no process and are not long: for the loop while you work
 	@$(BIN)/python -m pytest -m "unit and not long" -n $(WORKERS) --dist worksteal --ignore tests/e2e $(ARGS)
 
-test-rollout: $(VENV)/dev.stamp ## playbooks and packages on machines with systemd, pods as containers (root, Debian; an hour)
+test-rollout: $(VENV)/dev.stamp ## playbooks and packages on machines with systemd, pods as containers (root, Debian; over half an hour)
 	@$(PIP) -e '.[rollout]'
 	@$(BIN)/ansible-lint --offline -q -c ansible/.ansible-lint ansible
 	@tests/rollout/setup.sh

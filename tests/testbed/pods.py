@@ -22,7 +22,7 @@ Json = dict[str, Any]
 # runc, and limits: crun of Debian 12 refuses cgroups in hybrid mode, and a machine may allow less than podman asks for.
 RUN = ("podman", "--runtime", "runc", "run", "--detach", "--ulimit", "nofile=4096:4096", "--ulimit", "nproc=4096:4096")
 WORKLOADS = ("DaemonSet", "StatefulSet", "Deployment")
-START_S, STOP_S = 120, 120
+START_S = 120
 
 
 def rendered(folder: Path) -> list[Json]:
@@ -59,8 +59,9 @@ class Node:
         Raises:
             ValueError: its spec says what is not known here.
         """
-        (found,) = [m for m in self.manifests if m["kind"] in WORKLOADS and m["metadata"]["name"] == workload]
-        done = subprocess.run(self._command(found), capture_output=True, text=True, timeout=START_S, check=False)
+        done = subprocess.run(
+            self._command(self._manifest(workload)), capture_output=True, text=True, timeout=START_S, check=False
+        )
         if done.returncode:
             raise RuntimeError(f"{workload}: {done.stderr}")
         self.started[workload] = done.stdout.strip()
@@ -68,7 +69,8 @@ class Node:
     def stop(self, workload: str) -> None:
         """Delete the pod, as `kubectl delete pod` does: SIGTERM, and SIGKILL after its grace period."""
         container = self.started.pop(workload)
-        _podman("stop", "--time", "60", container, timeout_s=STOP_S)
+        grace_s = self._manifest(workload)["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)
+        _podman("stop", "--time", str(grace_s), container, timeout_s=grace_s + START_S)
         _podman("rm", "--force", container)
 
     def close(self) -> None:
@@ -84,6 +86,10 @@ class Node:
             ["podman", "logs", self.started[workload]], capture_output=True, text=True, timeout=60, check=False
         )
         return done.stdout + done.stderr
+
+    def _manifest(self, workload: str) -> Json:
+        (found,) = [m for m in self.manifests if m["kind"] in WORKLOADS and m["metadata"]["name"] == workload]
+        return found
 
     def _command(self, workload: Json) -> list[str]:
         spec = workload["spec"]["template"]["spec"]

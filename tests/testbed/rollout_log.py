@@ -23,7 +23,7 @@ class Step:
     seen: list[str] = field(default_factory=list)
 
 
-STEPS: dict[str, Step] = {}  # by the test's name, in the order of the run
+STEPS: dict[str, Step] = {}  # by the test's node id, in the order of the run
 
 
 def saw(text: str) -> None:
@@ -33,7 +33,7 @@ def saw(text: str) -> None:
 
 
 def step_of(nodeid: str) -> Step:
-    return STEPS.setdefault(nodeid.rpartition("::")[2], Step(page_of(Path(nodeid.partition("::")[0]).name)))
+    return STEPS.setdefault(nodeid, Step(page_of(Path(nodeid.partition("::")[0]).name)))
 
 
 def page_of(file: str) -> str:
@@ -65,7 +65,7 @@ def page(name: str) -> str:
         "| --- | --- | --- | --- |",
     ]
     for test, step in steps.items():
-        title = test.removeprefix("test_").replace("_", " ")
+        title = test.rpartition("::")[2].removeprefix("test_").replace("_", " ")
         lines.append(f"| {title} | {step.outcome} | {step.seconds:.0f} | {'<br>'.join(step.seen).replace('|', ' ')} |")
     return "\n".join(lines) + "\n"
 

@@ -16,7 +16,8 @@ import secrets
 import time
 from pathlib import Path
 
-PREFIX = "gate-"  # of a request's id; the collector judges results of such requests although it asked for none
+from drover_agent.probes.exchange import AFTER_JOB
+
 POLL_S = 0.1
 PROBED = "probed: the result goes to the collector"
 SPOOL = "/var/lib/drover/agent"
@@ -37,7 +38,7 @@ def after_job(seconds: float, spool: str = SPOOL, proc_root: str = "/proc") -> s
     waiting, taken, results = (root / name for name in ("requests", "taken", "results"))
     if not waiting.is_dir():
         return f"not probed: there is no {waiting}; is drover-agent running, with drover-probe.path enabled?"
-    id_ = f"{PREFIX}{secrets.token_hex(8)}"
+    id_ = f"{AFTER_JOB}{secrets.token_hex(8)}"
     name = f"{id_}.json"
     _put(waiting, name, {"id": id_, "level": "quick", "asked_ms": time.time_ns() // 1_000_000})
     begun = False

@@ -29,7 +29,9 @@ LONGEST_S = 4 * 3600.0
 # What keeps new jobs off the node meanwhile: nothing (the collector knows no scheduler; "": it is older), the scheduler
 # has drained it, a job of its own holds it (`hold.py`), or nobody but the person who asks.
 JOB = "job"
-AFTER_JOB = "gate-"  # begins the id of a request that an epilog made: nobody keeps other jobs off the node meanwhile
+# Begins the id of a request that an epilog made. Nobody keeps other jobs off the node meanwhile; the collector judges
+# the result although it asked for none.
+AFTER_JOB = "gate-"
 PROTECTIONS = ("", "none", "drained", JOB, "hand")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from drover_agent.commands import gate_deep
 from drover_agent.probes import plan, processes, runner, service
 from drover_agent.probes.base import Result
-from drover_agent.probes.exchange import ExchangeFolder, Outcome, ProbeAnswer, ProbeAsk, read_answer
+from drover_agent.probes.exchange import AFTER_JOB, ExchangeFolder, Outcome, ProbeAnswer, ProbeAsk, read_answer
 from drover_agent.probes.service import Busy, Service
 from testbed.nvml import FakeNvml
 from testbed.waiting import wait_until
@@ -150,7 +149,7 @@ def test_a_gpu_that_is_held_is_refused_by_name_and_left_out_otherwise(
         fake_nvml.hold(gpu, os.getpid() if gpu == 3 else None)
     ask(folder, "named", gpus=(2, 3))
     ask(folder, "any")
-    ask(folder, after := f"{gate_deep.PREFIX}1")
+    ask(folder, after := f"{AFTER_JOB}1")
     answers = served(folder)
     assert answers["named"].end == Outcome.REFUSED
     assert answers["named"].detail.startswith(f"GPU 3: held by process {os.getpid()} (")

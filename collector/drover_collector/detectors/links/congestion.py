@@ -268,15 +268,18 @@ class Congestion:
         judged = known & (self._count >= LEARN) & (rate >= LEAST_PER_MINUTE)
         least, more = np.maximum(math.log(RISE), SIGMAS * sigma), self._faint.more_traffic(carried)
         risen = judged & (away - TRAFFIC_POWER * more >= least)
-        # Where the whole job carries more, its other ports show what that makes: a port that is bad then is not usual.
-        excess = away - TRAFFIC_POWER * np.maximum(more - self._with_its_job(window, layout, more[None])[0], 0.0)
-        over = judged & (excess >= least)
-        over = over & (excess - self._with_its_job(window, layout, excess) >= math.log(RISE)) if over.any() else over
+        stands = judged & (away >= least)
+        over = stands.copy()
+        if stands.any():
+            # Where the whole job carries more, its other ports show what that makes: a bad port is not usual then.
+            excess = away - TRAFFIC_POWER * np.maximum(more - self._with_its_job(window, layout, more[None])[0], 0.0)
+            beyond = excess - self._with_its_job(window, layout, excess)
+            over = stands & (excess >= least) & (beyond >= math.log(RISE))
         over_siblings, others = _over_siblings(window, layout, rate, carried)
         over_siblings &= (self._count < LEARN) | (away >= math.log(RISE))  # else it has always been so
         over |= over_siblings
         faint = self._faint.add_minute(rate, carried, away, self._count)
-        stands_out = (judged & (away >= least)) | over_siblings | faint
+        stands_out = stands | over_siblings | faint
         learns = known & ~self._faint.hold(stands_out, carried, self._count)
         share = np.where(learns, np.maximum(1 / (self._count + 1), 1 / FORGET), 0.0)
         rest = np.where(known, away, 0.0)
